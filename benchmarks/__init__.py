@@ -1,0 +1,1 @@
+"""What oomph costs, beside its peers and a floor in the same run."""

@@ -1,0 +1,26 @@
+"""python -m benchmarks [--readme]: print every benchmark, and write it into README.md if asked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from benchmarks import reading, start
+from docs.generate import replace_block
+
+
+def main() -> None:
+    tables = []
+    for benchmark in (start, reading):
+        table = benchmark.measure()
+        print(table, flush=True)
+        print()
+        tables.append(table)
+    if "--readme" in sys.argv[1:]:
+        readme = Path(__file__).resolve().parents[1] / "README.md"
+        readme.write_text(replace_block(readme.read_text(), "bench", "\n\n".join(tables)))
+
+
+main()

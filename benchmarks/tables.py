@@ -1,0 +1,27 @@
+"""Measurements -> a Markdown table that can be read on the terminal too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    what: str
+    cpu_ms: float
+
+
+def as_table(title: str, floor: str, rows: Sequence[Measured]) -> str:
+    """Each row with its ratio to the row named `floor`."""
+    floor_ms = next(row.cpu_ms for row in rows if row.what == floor)
+    width = max(len(row.what) for row in rows)
+    lines = [
+        f"| {title:<{width}} | CPU ms | x floor |",
+        f"|{'-' * (width + 2)}|-------:|--------:|",
+    ]
+    lines += [
+        f"| {row.what:<{width}} | {row.cpu_ms:6.3g} | {row.cpu_ms / floor_ms:7.2f} |"
+        for row in rows
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,111 @@
+"""Writes the parts of the documentation that are output: `make fix` runs it.
+
+A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
+tests/test_docs.py fails where a document and the output have parted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+
+def replace_block(document: str, name: str, content: str) -> str:
+    """The document with the generated part of that name replaced."""
+    start, end = f"<!-- generated: {name} -->", "<!-- end -->"
+    pattern = re.compile(rf"{re.escape(start)}\n.*?{re.escape(end)}", re.DOTALL)
+    if not pattern.search(document):
+        raise LookupError(f"there is no {start}")
+    return pattern.sub(lambda _: f"{start}\n{content}\n{end}", document, count=1)
+
+
+def as_console(command: str, output: str) -> str:
+    return f"```console\n$ {command}\n{output.rstrip()}\n```"
+
+
+def oomph(*arguments: str) -> str:
+    """What `oomph ARGUMENTS` prints on a terminal of 100 columns."""
+    from oomph.cli import main
+
+    printed = io.StringIO()
+    with (
+        mock.patch.dict(os.environ, {"COLUMNS": "100"}),
+        contextlib.redirect_stdout(printed),
+        contextlib.suppress(SystemExit),
+    ):
+        main(arguments)
+    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
+
+
+def the_line() -> str:
+    """What print_gpu_utilisation prints, on the test machine."""
+    from nvml.machine import GIB, Gpu, NvmlMachine, Proc
+
+    import oomph as package
+    from oomph.sensing import nvml
+
+    printed = io.StringIO()
+    with tempfile.TemporaryDirectory() as directory:
+        busy = Gpu(util=97, used_bytes=62 * GIB, processes=[Proc(os.getpid(), 61 * GIB)])
+        machine = NvmlMachine(Path(directory), [Gpu(), Gpu(), Gpu(), busy])
+        with (
+            machine.active(),
+            mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": machine.uuid(3)}),
+            contextlib.redirect_stdout(printed),
+        ):
+            nvml.forget()
+            package.print_gpu_utilisation()
+        nvml.forget()
+    return f"```\n{printed.getvalue().strip()}\n```"
+
+
+def gpus_table() -> str:
+    command = "gpus --emulate 8xa100-80gb"
+    return as_console(f"oomph {command}", oomph(*command.split()))
+
+
+def cli_help() -> str:
+    commands = [(), *((verb,) for verb in verbs())]
+    return "\n\n".join(
+        f"## {' '.join(('oomph', *command))}\n\n```\n{oomph(*command, '--help')}\n```"
+        for command in commands
+    )
+
+
+def verbs() -> Iterator[str]:
+    from oomph.cli import _VERBS
+
+    yield from _VERBS
+
+
+GENERATED: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"line": the_line, "gpus": gpus_table},
+    "docs/cli.md": {"help": cli_help},
+}
+
+
+def up_to_date(document: str) -> str:
+    """The text of a document as it should be."""
+    text = (ROOT / document).read_text()
+    for name, content in GENERATED[document].items():
+        text = replace_block(text, name, content())
+    return text
+
+
+def main() -> None:
+    for document in GENERATED:
+        (ROOT / document).write_text(up_to_date(document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""oomph fits PyTorch training into GPU memory, and tells what the GPUs are doing.
+
+    import oomph
+    oomph.print_gpu_utilisation()       # in a training script: one line on its GPU
+
+Public names are imported on first use: `import oomph` imports neither torch nor NVML.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing's own costs half as much as starting Python
+if TYPE_CHECKING:
+    from typing import Any
+
+    from oomph.errors import OomphError as OomphError
+    from oomph.verbs import gpu_utilisation as gpu_utilisation
+    from oomph.verbs import gpus as gpus
+    from oomph.verbs import print_gpu_utilisation as print_gpu_utilisation
+
+    gpu_utilization = gpu_utilisation
+    print_gpu_utilization = print_gpu_utilisation
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "OomphError": ("oomph.errors", "OomphError"),
+    "gpu_utilisation": ("oomph.verbs", "gpu_utilisation"),
+    "gpu_utilization": ("oomph.verbs", "gpu_utilisation"),
+    "gpus": ("oomph.verbs", "gpus"),
+    "print_gpu_utilisation": ("oomph.verbs", "print_gpu_utilisation"),
+    "print_gpu_utilization": ("oomph.verbs", "print_gpu_utilisation"),
+}
+
+__all__ = [
+    "OomphError",
+    "__version__",
+    "gpu_utilisation",
+    "gpu_utilization",
+    "gpus",
+    "print_gpu_utilisation",
+    "print_gpu_utilization",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'oomph' has no attribute {name!r}")
+    import importlib
+
+    module, attribute = _HOMES[name]
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,5 @@
+"""python -m oomph"""
+
+from oomph.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,137 @@
+"""The command line: one file per verb, arguments -> verb -> showing.
+
+Only argparse is imported here, so that `oomph --help` costs what it must; each verb
+imports what it needs when it runs. `main` has the only `except`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from oomph import __version__
+from oomph.cli import gpus
+from oomph.errors import EXIT_USAGE, OomphError, UsageError
+
+TYPE_CHECKING = False  # see oomph/__init__.py
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+_VERBS = {"gpus": gpus}
+_SHELLS = ("bash", "zsh", "fish")
+_EXIT_CODES = """\
+exit codes: 0 yes, it fits; 1 the answer is no; 2 usage, or an error in your code;
+3 uncertain; 4 a machine or a file that cannot be read"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        return _run(arguments)
+    except OomphError as error:
+        print(f"oomph: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough. Python would complain once more when it
+        # flushes standard output at its end; let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    # A terminal or a file that cannot show a character shows "?" instead of a traceback.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    parser = new_parser()
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        # Asked of the verb's own parser, which knows what else might have been meant.
+        options.parser.error(f"there is no {' '.join(unknown)}")
+    if options.completion:
+        return _print_completion(options.completion)
+    if options.verb is None:
+        parser.print_help()
+        return EXIT_USAGE
+    code: int = options.run(options)
+    sys.stdout.flush()
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with oomph's errors: what, because, try."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, attempt=self._meant_by(message) or f"{self.prog} --help")
+
+    def _meant_by(self, message: str) -> str | None:
+        import difflib
+
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        words = (word for word in message.split() if word.startswith("--"))
+        near = (difflib.get_close_matches(word, flags, n=1) for word in words)
+        return next((f"{self.prog} {flag[0]}" for flag in near if flag), None)
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """argparse's, with a width that was found without importing shutil."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=min(_terminal_width(), 100) - 2)
+
+
+def _terminal_width() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns[:4]) > 0:
+        return int(columns[:4])
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except (OSError, ValueError):  # a file, a pipe, or no standard output at all
+        return 80
+
+
+def new_parser() -> argparse.ArgumentParser:
+    """The whole command line, without anything that a verb needs to run."""
+    parser = _Parser(
+        prog="oomph",
+        description="Fit PyTorch training into GPU memory, and see what the GPUs are doing.",
+        epilog=_EXIT_CODES,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"oomph {__version__}")
+    parser.add_argument(
+        "--completion",
+        choices=_SHELLS,
+        help='print shell completion: eval "$(oomph --completion bash)"',
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="verb", title="verbs")
+    for name, module in _VERBS.items():
+        summary = (module.__doc__ or "").splitlines()[0]
+        verb = verbs.add_parser(
+            name,
+            help=summary,
+            description=module.DESCRIPTION,
+            epilog=module.EXAMPLES,
+            formatter_class=_HelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add_arguments(verb)
+        verb.add_argument("--json", action="store_true", help="print the answer as JSON")
+        verb.set_defaults(run=module.run, parser=verb)
+    parser.set_defaults(parser=parser)
+    return parser
+
+
+def _print_completion(shell: str) -> int:
+    from argcomplete.shell_integration import shellcode
+
+    print(shellcode(["oomph"], shell=shell))
+    return 0

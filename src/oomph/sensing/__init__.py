@@ -1,0 +1,1 @@
+"""Hardware -> Machine, Device. The only room that reads hardware."""

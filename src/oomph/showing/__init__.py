@@ -1,0 +1,1 @@
+"""Records -> terminal. Decides nothing."""

@@ -1,0 +1,100 @@
+"""Text <-> numbers with units: "24GiB" <-> 25769803776. The only file that knows 1024.
+
+Inside oomph a size is an int of bytes and its name ends in `_bytes`; GiB exist
+only on screen. GB is the decimal unit, as the SI and the makers of disks have
+it; "24G" is read as GiB, as Slurm and most schedulers do.
+"""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+TIB = 1024**4
+
+_BYTES_PER_UNIT = {
+    "b": 1,
+    "k": KIB,
+    "kib": KIB,
+    "kb": 1000,
+    "m": MIB,
+    "mib": MIB,
+    "mb": 1000**2,
+    "g": GIB,
+    "gib": GIB,
+    "gb": 1000**3,
+    "t": TIB,
+    "tib": TIB,
+    "tb": 1000**4,
+}
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size as a person writes it.
+
+    >>> parse_bytes("24GiB"), parse_bytes("1.5 g"), parse_bytes("512")
+    (25769803776, 1610612736, 512)
+    """
+    from oomph.errors import UsageError
+
+    written = text.strip().lower()
+    number = written.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = written[len(number) :].strip() or "b"
+    try:
+        size = float(number) * _BYTES_PER_UNIT[unit]
+        if not 0 <= size < 2**63:
+            raise ValueError(size)
+        return int(size)
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"{text!r} is not a size",
+            because="a size is a number and a unit: B, KiB, MiB, GiB, TiB (or kB, MB, GB, TB)",
+            attempt="24GiB",
+        ) from error
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Write a size for a person: the largest binary unit that leaves a figure before the point.
+
+    >>> format_bytes(25769803776), format_bytes(1500 * 2**20), format_bytes(0)
+    ('24.0 GiB', '1.5 GiB', '0 B')
+    """
+    for unit_bytes, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(size_bytes) >= unit_bytes:
+            return f"{size_bytes / unit_bytes:.1f} {unit}"
+    return f"{size_bytes} B"
+
+
+def format_gib(size_bytes: int, *, decimals: int = 1) -> str:
+    """The bare number of GiB, for a column whose heading has the unit.
+
+    >>> format_gib(25769803776)
+    '24.0'
+    """
+    return f"{size_bytes / GIB:.{decimals}f}"
+
+
+def format_ratio(ratio: float) -> str:
+    """
+    >>> format_ratio(0.256)
+    '26%'
+    """
+    return f"{ratio:.0%}"
+
+
+def format_duration(seconds: float) -> str:
+    """How long, in the one or two units that matter.
+
+    >>> format_duration(42), format_duration(3 * 3600 + 125), format_duration(5 * 86400)
+    ('42 s', '3 h 2 min', '5 d')
+    """
+    total = max(0, int(seconds))
+    for unit_s, unit, smaller_s, smaller in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if total >= unit_s:
+            rest = total % unit_s // smaller_s
+            return f"{total // unit_s} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{total} s"

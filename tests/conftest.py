@@ -1,0 +1,57 @@
+"""Puts a test on a machine of its own: NVML's C ABI, GPUs and processes by script."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvml.machine import Gpu, NvmlMachine
+
+from oomph.sensing import nvml, ownership
+
+OnMachine = Callable[..., NvmlMachine]
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of the machine that the tests run on decides what they see."""
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", ownership.RUN_TOKEN, "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def on_machine(tmp_path: Path) -> Iterator[OnMachine]:
+    """Put this process on a machine: `machine = on_machine([Gpu(), Gpu()], driver=...)`."""
+    with ExitStack() as stack:
+
+        def enter(gpus: Sequence[Gpu] = (Gpu(),), **options: Any) -> NvmlMachine:
+            machine = NvmlMachine(tmp_path, gpus, **options)
+            stack.enter_context(machine.active())
+            nvml.forget()
+            return machine
+
+        ownership.forget()
+        yield enter
+    nvml.forget()
+
+
+@pytest.fixture
+def start_process() -> Iterator[Callable[..., int]]:
+    """Start a process of that name, which does nothing until the test ends."""
+    started: list[subprocess.Popen[bytes]] = []
+    sleep = shutil.which("sleep")  # any user may run it, which is not so of this Python
+
+    def start(name: str = "train.py", **options: Any) -> int:
+        process = subprocess.Popen([name, "600"], executable=sleep, **options)
+        started.append(process)
+        return process.pid
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()

@@ -1,0 +1,84 @@
+"""The documents are true: generated parts are current, links lead somewhere, code runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs import generate
+
+ROOT = generate.ROOT
+DOCUMENTS = [
+    path
+    for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+    if ".venv" not in path.parts
+]
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="argparse lays help out differently")
+@pytest.mark.parametrize("document", sorted(generate.GENERATED))
+def test_generated_parts_are_what_the_commands_print(document: str) -> None:
+    current = (ROOT / document).read_text()
+    assert current == generate.up_to_date(document), "run make fix"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_inside_the_repository_leads_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), target
+
+
+def test_every_make_target_that_a_document_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.compile(r"\bmake ([a-z]+)\b(?=`|\s+#|\s*$)", re.MULTILINE)
+    for path in DOCUMENTS:
+        for target in named.findall(path.read_text()):
+            assert target in targets, f"{path.name}: make {target}"
+
+
+def test_every_flag_of_every_verb_is_in_the_manual() -> None:
+    manual = (ROOT / "docs" / "cli.md").read_text()
+    for verb in generate.verbs():
+        done = subprocess.run(
+            [sys.executable, "-m", "oomph", verb, "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for flag in set(re.findall(r"--[a-z-]+", done.stdout)):
+            assert flag in manual, flag
+
+
+def test_every_field_that_json_prints_is_documented() -> None:
+    from dataclasses import fields
+
+    from oomph.records.machine import Device, GpuReading, Machine, Process
+
+    documented = (ROOT / "docs" / "reading-gpus.md").read_text()
+    for record in (Machine, Device, Process, GpuReading):
+        for field in fields(record):
+            assert re.search(rf"[`\"]{field.name}[`\"]", documented), f"{record}.{field.name}"
+
+
+def test_the_python_of_the_readme_uses_names_that_exist() -> None:
+    import oomph
+
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "oomph":
+                assert hasattr(oomph, node.attr), node.attr
+
+
+def test_the_readme_has_the_two_commands_first() -> None:
+    first_code = re.search(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert first_code
+    assert [line.split("#")[0].strip() for line in first_code[1].splitlines()] == [
+        "make demo",
+        "make test",
+    ]
