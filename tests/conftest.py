@@ -20,7 +20,13 @@ OnMachine = Callable[..., NvmlMachine]
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the machine that the tests run on decides what they see."""
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", ownership.RUN_TOKEN, "NO_COLOR"):
+    for name in (
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        ownership.RUN_TOKEN,
+        "NO_COLOR",
+        "COLUMNS",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 

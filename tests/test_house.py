@@ -39,7 +39,7 @@ ALLOWED = {
     **{room: {room, "records", *GROUND} for room in ROOMS},
     "showing": {"showing", "records", *GROUND},
     "verbs": {*ROOMS, "showing", "records", *GROUND},
-    "cli": {"cli", "verbs", "showing", "records", "sensing", *GROUND},
+    "cli": {"cli", "verbs", "showing", "records", *GROUND},
     "__init__": {"verbs", "errors", "records"},
     "__main__": {"cli"},
 }

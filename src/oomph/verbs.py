@@ -30,15 +30,15 @@ def gpu_utilisation(device: Any = None) -> GpuReading:
 def print_gpu_utilisation(device: Any = None) -> None:
     """Print one line on the GPU that torch calls `device`, from inside a training script.
 
-    It never raises, whatever is wrong with the driver: then the line says what.
+    It never raises, whatever is wrong with the driver or with standard output. What could not
+    be read is explained once; later lines only name it.
     """
     try:
-        from oomph.showing.line import utilisation_line
+        from oomph.showing.line import print_utilisation
 
-        line = utilisation_line(gpu_utilisation(device))
-    except Exception as error:  # noqa: BLE001 - a bug in here must not end a training run
-        line = f"GPU: could not be read: {type(error).__name__}: {error}"
-    print(line, flush=True)
+        print_utilisation(gpu_utilisation(device))
+    except Exception:  # noqa: BLE001, S110 - a closed or full log: there is nowhere to say it,
+        pass  # and it must not end a training run
 
 
 def gpus(*, visible: bool = False, emulate: str | None = None) -> Machine:

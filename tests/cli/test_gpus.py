@@ -178,3 +178,50 @@ def test_torch_is_not_needed(tmp_path: Path) -> None:
     done = machine.run([sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)})
     assert done.stdout.startswith("GPU 0 = cuda:0")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("variable", ["", "-1", "99", "0,0", "GPU-"])
+def test_no_visible_gpu_is_the_answer_no_with_the_reason(
+    on_machine: OnMachine,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+) -> None:
+    on_machine([Gpu(), Gpu()])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert main(["gpus", "--visible"]) == 1
+    assert f"CUDA_VISIBLE_DEVICES is {variable!r}" in capsys.readouterr().out
+
+
+def test_a_machine_of_lost_gpus_is_exit_4(
+    on_machine: OnMachine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_machine([Gpu(lost=True), Gpu(lost=True)])
+    assert main(["gpus"]) == 4
+    assert capsys.readouterr().out.count("the GPU is lost") == 2
+
+
+def test_the_answer_no_is_json_too(
+    on_machine: OnMachine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_machine([Gpu(processes=[Proc(4100)])])
+    assert main(["gpus", "--free", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["gpus"] == []
+    assert told["problem"] == "0 of 1 wanted GPUs are free"
+
+
+def test_free_gpus_outside_an_allocation_come_with_a_warning(
+    on_machine: OnMachine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_machine([Gpu(), Gpu()])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert main(["gpus", "--free"]) == 0
+    assert "--visible stays within it" in capsys.readouterr().err
+
+
+def test_an_emulated_machine_says_what_its_description_left_open(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["gpus", "--emulate", "2xa100"]) == 0
+    assert "taken as 40 GB" in capsys.readouterr().out

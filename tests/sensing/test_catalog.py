@@ -162,7 +162,7 @@ SUPERSEDED = {("B300 SXM 288GB", "10.0")}
 
 def rows_of_the_survey() -> list[dict[str, str]]:
     if not SPECS.exists():
-        pytest.skip(f"{SPECS} is not here")
+        pytest.skip("the survey that the data was taken from is not here")
     with SPECS.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import psutil
@@ -131,6 +130,20 @@ def test_a_gpu_without_memory_of_its_own_shares_the_hosts(
     assert "shared with the host" in (gpu.problem or "")
 
 
+def test_any_other_gpu_without_a_memory_figure_is_unknown(on_machine: OnMachine) -> None:
+    on_machine([Gpu(total_bytes=NA, used_bytes=NA, reserved_bytes=NA)])
+    gpu = only_gpu(read_machine())
+    assert (gpu.total_bytes, gpu.used_bytes, gpu.is_free) == (None, None, None)
+    assert "memory: not supported" in (gpu.problem or "")
+
+
+def test_figures_that_cannot_be_are_unknown(on_machine: OnMachine) -> None:
+    on_machine([Gpu(util=255, temperature=2**31 - 1, power_mw=2**32 - 1)])
+    gpu = only_gpu(read_machine())
+    assert (gpu.busy_ratio, gpu.temperature_c, gpu.power_w) == (None, None, None)
+    assert (gpu.problem or "").count("makes no sense") == 3
+
+
 def test_memory_that_makes_no_sense_is_unknown(on_machine: OnMachine) -> None:
     on_machine([Gpu(total_bytes=GIB, used_bytes=2 * GIB)])
     gpu = only_gpu(read_machine())
@@ -195,12 +208,35 @@ def test_slices_that_cannot_be_counted_make_the_whole_gpu_unknown(on_machine: On
 # ---- cost and trouble ------------------------------------------------------------------------
 
 
-def test_reading_a_gpu_takes_at_most_ten_calls(on_machine: OnMachine) -> None:
-    machine = on_machine([Gpu(processes=[Proc(4100 + i)]) for i in range(8)])
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        pytest.param(lambda: Gpu(processes=[Proc(4100)]), id="healthy"),
+        pytest.param(lambda: Gpu(processes=[Proc(4100 + i) for i in range(20)]), id="crowded"),
+        pytest.param(lambda: Gpu(name="GB10", total_bytes=NA, used_bytes=NA), id="unified"),
+        pytest.param(lambda: Gpu(temperature=NA, power_mw=NA, util=NA), id="no sensors"),
+        pytest.param(lambda: Gpu(migs=[Mig() for _ in range(7)]), id="seven slices"),
+    ],
+)
+def test_reading_a_gpu_or_a_slice_takes_at_most_ten_calls(
+    on_machine: OnMachine, gpu: Callable[[], Gpu]
+) -> None:
+    machine = on_machine([gpu() for _ in range(8)])
+    read = read_machine()
+    devices = sum(1 + len(device.slices) for device in read.gpus)
+    calls = [call for call in machine.calls() if call.gpu is not None]
+    assert len(calls) <= 10 * devices
+
+
+def test_what_a_gpu_lacks_is_not_asked_again_when_the_machine_is_polled(
+    on_machine: OnMachine,
+) -> None:
+    machine = on_machine([Gpu(temperature=NA, power_mw=NA)])
     read_machine()
-    per_gpu = Counter(call.gpu for call in machine.calls() if call.gpu is not None)
-    assert set(per_gpu) == set(range(8))
-    assert max(per_gpu.values()) <= 10
+    machine.clear_calls()
+    read_machine()
+    assert not machine.calls("nvmlDeviceGetTemperature*")
+    assert not machine.calls("nvmlDeviceGetPowerUsage")
 
 
 def functions_used(machine: NvmlMachine) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import OnMachine
-from nvml.machine import Gpu, Mig, NvmlMachine
+from nvml.machine import GIB, Gpu, Mig, NvmlMachine
 
 import oomph
 from oomph.sensing.gpus import read_machine
@@ -204,3 +204,87 @@ def test_a_real_torch_that_has_not_started_cuda_is_not_asked(on_machine: OnMachi
     reading = oomph.gpu_utilisation(torch.device("cuda", 1))
     assert (reading.nvml_index, reading.mapped_by) == (1, "pci-order")
     assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def test_cuda_is_asked_once_however_many_devices_are_read(on_machine: OnMachine) -> None:
+    machine = on_machine(mixed_machine(), cuda_order=FASTEST_FIRST)
+    for device in (0, 1, 2, 7, 7, 7):
+        oomph.gpu_utilisation(device)
+    assert len(machine.calls("cuInit")) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [("nvmlDeviceGetMaxMigDeviceCount", 4), ("nvmlDeviceGetMigDeviceHandleByIndex", 4)],
+)
+def test_slices_that_cannot_be_read_make_the_mapping_an_assumption(
+    on_machine: OnMachine, function: str, code: int
+) -> None:
+    machine = on_machine([Gpu(migs=[Mig(), Mig()])], libcuda=False)
+    machine.error(function, code)
+    reading = oomph.gpu_utilisation()
+    assert reading.mapped_by in ("assumed", None)
+    assert reading.problem
+
+
+def test_under_mig_the_advice_is_to_name_the_slice(on_machine: OnMachine) -> None:
+    on_machine([Gpu(migs=[Mig()])], libcuda=False)
+    assert "UUID of the slice" in (oomph.gpu_utilisation().problem or "")
+
+
+def test_a_gpu_in_mig_mode_without_slices_shows_nothing(on_machine: OnMachine) -> None:
+    on_machine([Gpu(mig_mode=1), Gpu(used_bytes=GIB)], libcuda=False)
+    assert oomph.gpu_utilisation(0).nvml_index == 1
+
+
+def test_the_current_device_is_looked_up_at_every_call(tmp_path: Path) -> None:
+    machine = NvmlMachine(tmp_path, [Gpu(), Gpu()])
+    (tmp_path / "torch.py").write_text(TORCH)
+    code = """
+import os, torch, oomph
+for current in ("0", "1"):
+    os.environ["TORCH_CURRENT"] = current
+    print(oomph.gpu_utilisation("cuda").nvml_index, oomph.gpu_utilisation().nvml_index)
+"""
+    uuids = ",".join(machine.uuid(i).removeprefix("GPU-") for i in range(2))
+    done = machine.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path), "TORCH_UUIDS": uuids}
+    )
+    assert done.stdout.split() == ["0", "0", "1", "1"], done.stderr
+
+
+def test_a_torch_that_starts_cuda_later_is_believed_from_then_on(tmp_path: Path) -> None:
+    machine = NvmlMachine(tmp_path, [Gpu(), Gpu()])
+    starts_later = TORCH.replace("lambda: True", 'lambda: "STARTED" in os.environ')
+    (tmp_path / "torch.py").write_text(starts_later)
+    code = """
+import os, torch, oomph
+print(oomph.gpu_utilisation(0).nvml_index)
+os.environ["STARTED"] = "1"
+print(oomph.gpu_utilisation(0).nvml_index)
+"""
+    environment = {
+        "PYTHONPATH": str(tmp_path),
+        "TORCH_UUIDS": machine.uuid(1).removeprefix("GPU-"),
+        "TORCH_CURRENT": "0",
+    }
+    done = machine.run([sys.executable, "-c", code], env=environment)
+    assert done.stdout.split() == ["0", "1"], done.stderr
+
+
+def test_torch_after_a_cuda_error_is_a_problem_and_no_exception(tmp_path: Path) -> None:
+    machine = NvmlMachine(tmp_path, [Gpu()])
+    (tmp_path / "torch.py").write_text(
+        TORCH + "def fail(): raise RuntimeError('CUDA error:\\ndevice-side assert')\n"
+        "cuda.current_device = fail\n"
+    )
+    code = "import torch, oomph; oomph.print_gpu_utilisation()"
+    done = machine.run([sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)})
+    assert done.stdout == "GPU: RuntimeError: CUDA error: device-side assert\n", done.stderr
+
+
+def test_an_index_of_numpy_is_an_index(on_machine: OnMachine) -> None:
+    import numpy
+
+    on_machine([Gpu(), Gpu()])
+    assert oomph.gpu_utilisation(numpy.int64(1)).nvml_index == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -92,45 +93,88 @@ def test_a_process_that_has_ended_is_unknown() -> None:
     assert "ended" in (facts.note or "")
 
 
-def test_a_number_that_another_process_has_got_is_looked_at_again(
-    start_process: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pid = start_process("first")
-    assert "first" in (facts_about(pid).command or "")
-    # The number goes to another process: same number, another identity.
-    monkeypatch.setattr(ownership, "_identity", lambda _: (1, 2))
-    monkeypatch.setattr(ownership, "_look", lambda _: ownership.Facts("mine", command="second"))
-    assert facts_about(pid).command == "second"
+def in_namespaces(code: str, *options: str, setup: str = "true", as_user: str = "") -> str:
+    """What a script prints in a container of its own."""
+    command = f"{setup} && exec {as_user} {sys.executable} -c {shlex.quote(code)}"
+    done = subprocess.run(
+        ["unshare", *options, "sh", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
-CONTAINER = """
-import os, sys, subprocess
-from oomph.sensing.ownership import facts_about, pids_are_the_hosts
-assert pids_are_the_hosts()
-innocent = subprocess.Popen(["sleep", "60"])
-print(facts_about(os.getpid()).owner, facts_about(innocent.pid).owner, facts_about(4194303).owner)
-device = open("/dev/nvidia0")
-from oomph.sensing import ownership; ownership.forget()
-print(facts_about(os.getpid()).owner, facts_about(innocent.pid).owner, facts_about(4194303).note)
-innocent.kill()
+CONTAINER = ("--user", "--map-root-user", "--pid", "--mount", "--fork", "--mount-proc")
+
+REUSE = """
+import subprocess
+from oomph.sensing import ownership
+ownership.pids_are_the_hosts = lambda: False  # only here can one choose the next PID
+for seconds in range(60, 80):
+    open("/proc/sys/kernel/ns_last_pid", "w").write("499")
+    with subprocess.Popen([f"job-{seconds}", str(seconds)], executable="/bin/sleep") as process:
+        print(process.pid, ownership.facts_about(process.pid).command)
+        process.kill()
 """
 
 
 @in_container
-def test_in_a_container_a_pid_counts_only_with_an_nvidia_device_open(tmp_path: Path) -> None:
-    (tmp_path / "read.py").write_text(CONTAINER)
-    # A PID namespace of its own, and a /dev with an NVIDIA device in it.
-    setup = (
-        "mount -t proc proc /proc && mount -t tmpfs tmpfs /dev && touch /dev/nvidia0 /dev/null"
-        f" && exec {sys.executable} {tmp_path / 'read.py'}"
+def test_a_number_that_was_given_to_another_process_is_looked_at_again() -> None:
+    told = [line.split() for line in in_namespaces(REUSE, *CONTAINER).splitlines()]
+    assert {pid for pid, *_ in told} == {"500"}
+    assert [name for _, name, _ in told] == [f"job-{seconds}" for seconds in range(60, 80)]
+
+
+@in_container
+def test_in_a_container_nobody_is_known_by_number_not_even_this_process() -> None:
+    code = (
+        "import os; from oomph.sensing.ownership import facts_about;"
+        "me = facts_about(os.getpid()); print(me.owner, me.note)"
     )
+    told = in_namespaces(code, *CONTAINER)
+    assert told == "unknown a PID of the host: cannot tell whose; run the container with --pid=host"
+
+
+def test_a_forked_child_learns_anew_who_it_is(start_process: Start) -> None:
+    pid = start_process()  # this process's child, so this run's; not the child's child
+    assert facts_about(pid).owner == "this-run"
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if facts_about(pid).owner == "mine" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_process_that_has_ended_but_was_not_buried_still_has_its_owner() -> None:
+    process = subprocess.Popen(["true"])
+    while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "Z":
+        time.sleep(0.01)
+    assert facts_about(process.pid).owner == "this-run"
+    process.wait()
+
+
+@as_root
+@pytest.mark.parametrize("hidepid", [1, 2])
+def test_a_process_that_the_machine_hides_is_others(start_process: Start, hidepid: int) -> None:
+    pid = start_process()
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+    if python is None:
+        pytest.skip("needs a Python that any user may run")
+    code = f"""
+import sys; sys.path[:0] = {[str(Path(ownership.__file__).parents[2]), site_packages()]!r}
+from oomph.sensing.ownership import facts_about
+print(facts_about({pid}).owner)
+"""
+    setup = f"mount -t proc -o hidepid={hidepid} proc /proc"
+    as_nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups"
+    command = f"{setup} && exec {as_nobody} {python} -c {shlex.quote(code)}"
     done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--pid", "--mount", "--fork", "sh", "-c", setup],
-        capture_output=True,
-        text=True,
-        check=False,
+        ["unshare", "--mount", "sh", "-c", command], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    without_device, with_device = done.stdout.splitlines()
-    assert without_device == "unknown unknown unknown"
-    assert with_device.startswith("this-run unknown a PID of the host")
+    if done.returncode:
+        pytest.skip("another user cannot read this checkout")
+    assert done.stdout.strip() == "others"
+
+
+def site_packages() -> str:
+    import psutil
+
+    return str(Path(psutil.__file__).parents[1])

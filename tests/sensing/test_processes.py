@@ -158,6 +158,16 @@ def test_entries_that_make_no_sense_in_any_form_are_called_unreadable() -> None:
     assert "unreadable" in decoded.text
 
 
+def test_an_entry_above_the_cards_memory_loses_its_figure_and_not_the_list(
+    on_machine: OnMachine,
+) -> None:
+    machine = on_machine([Gpu(processes=[Proc(4100, GIB), Proc(4200, 81 * GIB)])])
+    assert pids(read()) == {4100: GIB, 4200: None}
+    machine.gpus[0].processes[1].used_bytes = 10 * GIB
+    machine.write()
+    assert pids(read()) == {4100: GIB, 4200: 10 * GIB}
+
+
 def test_the_machine_can_gain_and_lose_processes_while_we_watch(on_machine: OnMachine) -> None:
     machine: NvmlMachine = on_machine([busy_gpu()])
     assert len(pids(read())) == 3

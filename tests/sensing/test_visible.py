@@ -17,7 +17,7 @@ SLICES = (
     SliceIdentity("MIG-11111111-0000-0000-0000-000000000000", (1, 0)),
     SliceIdentity("MIG-22222222-0000-0000-0000-000000000000", (5, 0)),
 )
-MIG = (*GPUS[:2], GpuIdentity(2, GPUS[2].uuid, "A100", SLICES))
+MIG = (*GPUS[:2], GpuIdentity(2, GPUS[2].uuid, "A100", SLICES, is_cut=True))
 
 
 def indices(variable: str | None, gpus: tuple[GpuIdentity, ...] = GPUS) -> list[int]:

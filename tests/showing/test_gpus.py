@@ -47,8 +47,8 @@ def test_a_gpu_nobody_could_look_at_is_not_shown_as_nobodys(
     text = shown(Machine(gpus=(gpu,)), capsys)
     assert "nobody" not in text
     assert "could not be read" in text
-    assert "memory unknown" in text
-    assert "kernel-active    ?" in text
+    assert "unknown" in text
+    assert "free: " not in text
     assert "not allowed" in text
 
 
@@ -56,14 +56,45 @@ def test_memory_taken_with_no_process_in_sight_is_not_shown_as_nobodys(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = shown(Machine(gpus=(replace(EIGHT.gpus[3], used_bytes=40 * GIB),)), capsys)
-    assert "nobody" not in text
-    assert "another container?" in text
+    assert "nobody in sight" in text
+    assert "free: " not in text
 
 
 def test_a_machine_that_could_not_be_read_does_not_claim_to_have_no_gpus(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert shown(Machine(gpus=(), problem="no driver"), capsys) == "no driver\n"
+
+
+def test_the_figures_line_up_and_the_free_ones_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = shown(EIGHT, capsys).splitlines()
+    ends = {line.index("%") for line in lines if "SXM4" in line}
+    assert len(ends) == 1
+    assert "free: 3, 5" in lines
+
+
+def test_slices_are_told_apart_by_their_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = EIGHT.gpus[3]
+    parts = tuple(
+        replace(gpu, index=i, name=f"NVIDIA A100 MIG {i + 1}g.10gb", is_slice=True) for i in (0, 3)
+    )
+    text = shown(Machine(gpus=(replace(gpu, mig_enabled=True, slices=parts),)), capsys)
+    assert re.search(r"^ *3\.0  MIG 1g\.10gb ", text, re.MULTILINE)
+    assert re.search(r"^ *3\.3  MIG 4g\.10gb ", text, re.MULTILINE)
+
+
+def test_the_name_of_a_gpu_cannot_write_to_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gpu = replace(EIGHT.gpus[0], name="A100 \x1b[2J", problem="bad \x1b[2J")
+    assert "\x1b" not in shown(Machine(gpus=(gpu,), problem="worse \x1b[2J"), capsys)
+
+
+def test_in_a_file_nothing_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "python train.py " + "x" * 500
+    assert command in shown(with_process(command=command), capsys)
 
 
 def test_a_command_line_cannot_write_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,13 +111,15 @@ def test_no_line_is_wider_than_the_terminal(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown(EIGHT, capsys)).splitlines()
-    assert max(len(line) for line in lines if "A100" in line or "python" in line) <= columns
+    assert max(len(line) for line in lines) <= columns
+    if columns >= 30:
+        assert any("71%" in line for line in lines)  # the one figure that is always there
 
 
 @given(
     used=st.integers(min_value=0, max_value=100 * GIB),
     mine=st.integers(min_value=0, max_value=100 * GIB),
-    width=st.integers(min_value=1, max_value=60),
+    width=st.integers(min_value=3, max_value=60),
 )
 def test_the_bar_always_has_its_width(used: int, mine: int, width: int) -> None:
     gpu: Device = EIGHT.gpus[0]
@@ -95,3 +128,4 @@ def test_the_bar_always_has_its_width(used: int, mine: int, width: int) -> None:
     cells = gpus._cells(replace(gpu, used_bytes=used, processes=(process,)), width)
     assert sum(cells.values()) == width
     assert min(cells.values()) >= 0
+    assert bool(cells["mine"]) == bool(mine)

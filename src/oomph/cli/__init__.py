@@ -12,7 +12,7 @@ import sys
 
 from oomph import __version__
 from oomph.cli import gpus
-from oomph.errors import EXIT_USAGE, OomphError, UsageError
+from oomph.errors import EXIT_UNREADABLE, EXIT_USAGE, OomphError, Unreadable, UsageError
 
 TYPE_CHECKING = False  # see oomph/__init__.py
 if TYPE_CHECKING:
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 _VERBS = {"gpus": gpus}
 _SHELLS = ("bash", "zsh", "fish")
 _EXIT_CODES = """\
-exit codes: 0 yes, it fits; 1 the answer is no; 2 usage, or an error in your code;
-3 uncertain; 4 a machine or a file that cannot be read"""
+exit codes:
+  0  the answer, or yes
+  1  the answer is no
+  2  a wrong flag, or an error in your code
+  3  uncertain
+  4  a machine or a file that cannot be read"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,13 +44,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # flushes standard output at its end; let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # the disk is full, say; nothing else here opens files
+        print(f"oomph: the answer could not be written: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNREADABLE
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    if sys.stdout is None:  # closed by whoever started us
+        raise Unreadable("there is no standard output to write the answer to")
     # A terminal or a file that cannot show a character shows "?" instead of a traceback.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     parser = new_parser()
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    _refuse_unknown_verb(arguments)
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
@@ -54,7 +66,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         # Asked of the verb's own parser, which knows what else might have been meant.
-        options.parser.error(f"there is no {' '.join(unknown)}")
+        options.parser.unknown(unknown)
     if options.completion:
         return _print_completion(options.completion)
     if options.verb is None:
@@ -65,19 +77,34 @@ def _run(arguments: Sequence[str] | None) -> int:
     return code
 
 
+def _refuse_unknown_verb(arguments: Sequence[str]) -> None:
+    """argparse would list the verbs as choices of an argument that nobody sees."""
+    if not arguments or arguments[0].startswith("-") or arguments[0] in _VERBS:
+        return
+    import difflib
+
+    near = difflib.get_close_matches(arguments[0], _VERBS, n=1)
+    raise UsageError(
+        f"there is no verb {arguments[0]!r:.80}",
+        because=f"the verbs are {', '.join(_VERBS)}",
+        attempt=f"oomph {near[0]}" if near else "oomph --help",
+    )
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse, with oomph's errors: what, because, try."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, attempt=self._meant_by(message) or f"{self.prog} --help")
+        raise UsageError(message, attempt=f"{self.prog} --help")
 
-    def _meant_by(self, message: str) -> str | None:
+    def unknown(self, words: Sequence[str]) -> NoReturn:
+        """Refuse what nobody knows, with what was probably meant."""
         import difflib
 
         flags = [flag for action in self._actions for flag in action.option_strings]
-        words = (word for word in message.split() if word.startswith("--"))
-        near = (difflib.get_close_matches(word, flags, n=1) for word in words)
-        return next((f"{self.prog} {flag[0]}" for flag in near if flag), None)
+        near = difflib.get_close_matches(words[0].partition("=")[0], flags, n=1, cutoff=0.7)
+        attempt = f"{self.prog} {near[0]}" if near else f"{self.prog} --help"
+        raise UsageError(f"there is no {' '.join(words)}", attempt=attempt)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):

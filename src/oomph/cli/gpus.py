@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_UNREADABLE, EXIT_YES, UsageError
@@ -15,15 +16,22 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 All GPUs of this machine: how full, how busy, and whose processes are on them
-(this run's, mine, others'). What cannot be read is shown as unknown, with the reason."""
+(this run's, mine, others'). What cannot be read is shown as unknown, with the
+reason."""
 
 EXAMPLES = """\
 examples:
-  oomph gpus                          all GPUs and everybody on them
-  oomph gpus --visible                those that CUDA_VISIBLE_DEVICES shows, by cuda index
-  CUDA_VISIBLE_DEVICES=$(oomph gpus --free --count 2 --format csv) python train.py
-  oomph gpus --catalog rtx4090        what is known of a GPU that is not here
-  oomph gpus --emulate 8xa100-80gb    the same view of a machine that does not exist"""
+  oomph gpus                        all GPUs and everybody on them
+  oomph gpus --visible              those that CUDA_VISIBLE_DEVICES shows
+  oomph gpus --catalog rtx4090      what is known of a GPU that is not here
+  oomph gpus --emulate 8xa100-80gb  a machine that does not exist
+  oomph gpus --emulate 2xh100,t4    a mixed one
+  gpus=$(oomph gpus --free --count 2 --format csv) &&
+    CUDA_VISIBLE_DEVICES=$gpus python train.py
+
+exit codes: 0 the answer; 1 not that many are free, or none is visible;
+2 a wrong flag; 3 --free cannot tell; 4 the GPUs cannot be read.
+--free reserves nothing: whoever starts first has the GPU."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,11 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         choices=("lines", "csv", "uuid"),
-        help="with --free: one index a line (default), indices with commas, UUIDs with commas",
+        help="with --free: one a line (default), with commas, or as UUIDs with commas; UUIDs also"
+        " where CUDA would take the index for another GPU",
     )
-    parser.add_argument(
+    emulate = parser.add_argument(
         "--emulate", metavar="MACHINE", help="a machine of the catalogue's GPUs, as in 8xa100-80gb"
     )
+    emulate.completer = _complete_machine  # type: ignore[attr-defined] # argcomplete's protocol
     catalog = parser.add_argument(
         "--catalog",
         nargs="?",
@@ -55,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GPU",
         help="the GPUs that oomph knows, or one of them with the source of each figure",
     )
-    catalog.completer = _complete_gpu  # type: ignore[attr-defined] # argcomplete's protocol
+    catalog.completer = _complete_gpu  # type: ignore[attr-defined]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -68,14 +78,20 @@ def run(options: argparse.Namespace) -> int:
     if options.free:
         return _run_free(machine, options)
     _print_machine(machine, as_json=options.json)
-    return EXIT_UNREADABLE if machine.problem and not machine.gpus else EXIT_YES
+    return _exit_code(machine)
+
+
+def _exit_code(machine: Machine) -> int:
+    if not machine.is_readable or (machine.gpus and not any(gpu.uuid for gpu in machine.gpus)):
+        return EXIT_UNREADABLE
+    return EXIT_YES if machine.gpus else EXIT_NO
 
 
 def _refuse_contradictions(options: argparse.Namespace) -> None:
     if not options.free and (options.count is not None or options.format):
-        flag = "--count" if options.count is not None else "--format"
+        flag, value = ("--format", options.format) if options.format else ("--count", options.count)
         raise UsageError(
-            f"{flag} makes sense only with --free", attempt=f"oomph gpus --free {flag}"
+            f"{flag} makes sense only with --free", attempt=f"oomph gpus --free {flag} {value}"
         )
     others = ("visible", "free", "emulate")
     if options.catalog is not None and any(getattr(options, name) for name in others):
@@ -96,36 +112,45 @@ def _print_machine(machine: Machine, *, as_json: bool) -> None:
 
 
 def _run_free(machine: Machine, options: argparse.Namespace) -> int:
-    """Print the free ones, or nothing: an empty CUDA_VISIBLE_DEVICES is safe, a short one not."""
+    """Print the free ones, or nothing: a list that is too short would be taken for the answer."""
     from oomph import verbs
 
-    if machine.problem and not machine.gpus:
-        return _refuse(machine.problem, EXIT_UNREADABLE)
+    if _exit_code(machine) == EXIT_UNREADABLE:
+        return _say_no(machine.problem or "no GPU can be read", EXIT_UNREADABLE, options.json)
     found = verbs.free_gpus(machine)
     wanted = options.count or 1
     if found.are_slices and wanted > 1:
-        return _refuse("these GPUs are cut into MIG slices, and CUDA shows a process one slice")
+        cut = "these GPUs are cut into MIG slices, and CUDA shows a process one slice"
+        return _say_no(cut, EXIT_NO, options.json)
     if len(found.free) < wanted:
         unsure = f"; {len(found.uncertain)} could not be told" if found.uncertain else ""
         maybe = len(found.free) + len(found.uncertain) >= wanted
         said = f"{len(found.free)} of {wanted} wanted GPUs are free{unsure}"
-        return _refuse(said, EXIT_UNCERTAIN if maybe else EXIT_NO)
+        return _say_no(said, EXIT_UNCERTAIN if maybe else EXIT_NO, options.json)
+    _warn_of_an_allocation(options)
     chosen = found.first(options.count or len(found.free))
     if options.json:
         _print_json({"gpus": chosen.free, "problem": machine.problem})
-        return EXIT_YES
-    tokens = chosen.tokens(as_uuids=options.format == "uuid")
-    print("\n".join(tokens) if options.format in (None, "lines") else ",".join(tokens))
-    if not chosen.by_index:
-        print(
-            "oomph: named by UUID, because an index may mean another GPU to CUDA", file=sys.stderr
-        )
+    else:
+        tokens = chosen.tokens(as_uuids=options.format == "uuid")
+        print("\n".join(tokens) if options.format in (None, "lines") else ",".join(tokens))
     return EXIT_YES
 
 
-def _refuse(said: str, exit_code: int = EXIT_NO) -> int:
+def _say_no(said: str, exit_code: int, as_json: bool) -> int:
+    if as_json:
+        _print_json({"gpus": (), "problem": said})
     print(f"oomph: {said}", file=sys.stderr)
     return exit_code
+
+
+def _warn_of_an_allocation(options: argparse.Namespace) -> None:
+    """A scheduler may have given this shell some GPUs; the others are somebody's."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ and not options.visible:
+        print(
+            "oomph: CUDA_VISIBLE_DEVICES is set; these are of all GPUs: --visible stays within it",
+            file=sys.stderr,
+        )
 
 
 def _run_catalog(name: str, *, as_json: bool) -> int:
@@ -160,6 +185,12 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text[:6]) <= 1024:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of GPUs")
     return int(text)
+
+
+def _complete_machine(prefix: str, **_: Any) -> list[str]:
+    count, times, _name = prefix.partition("x")
+    counted = f"{count}{times}" if count.isdecimal() else "8x"
+    return [f"{counted}{name}" for name in _complete_gpu()]
 
 
 def _complete_gpu(**_: Any) -> list[str]:

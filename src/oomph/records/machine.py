@@ -11,7 +11,7 @@ from oomph.units import GIB
 # mine: this user's, of another run. unknown: there, but nobody could say whose.
 Owner = Literal["this-run", "mine", "others", "unknown"]
 
-# How the GPU behind a torch index was found; only the last one can be wrong.
+# How the GPU behind a torch index was found; the last one is a guess, and says so.
 MappedBy = Literal[
     "torch",  # CUDA runs in this process: torch told the UUID
     "uuid",  # CUDA_VISIBLE_DEVICES names it by UUID
@@ -27,7 +27,7 @@ MemorySource = Literal[
 ]
 
 # Drivers, displays and idle contexts hold some hundred MiB on a GPU that nobody computes on.
-# More than this with no process in sight means that a process is there which we cannot see.
+# More than this that no process in sight holds means that one is there which we cannot see.
 NOBODYS_BYTES = GIB
 
 
@@ -61,7 +61,8 @@ class Device:
     processes: tuple[Process, ...] | None  # None: the list could not be read; () is nobody
     problem: str | None  # what could not be read, and why
     cuda_index: int | None = None  # among the visible ones, where that was asked for
-    mig_enabled: bool = False
+    mig_enabled: bool | None = False  # None: that could not be read
+    is_slice: bool = False
     slices: tuple[Device, ...] = ()  # of a GPU in MIG mode
     mig_instance: tuple[int, int] | None = None  # of a slice: GPU instance, compute instance
 
@@ -69,16 +70,16 @@ class Device:
     def is_free(self) -> bool | None:
         """Is nobody on it? None: cannot be known.
 
-        A display server is not somebody, a compute process is, and so is memory that is
-        taken without a process to show for it (it belongs to another container).
+        A display server is not somebody, a compute process is. Memory that is taken, or kernels
+        that run, without a process to show for it: somebody may be there, in another container.
         """
-        if self.processes is None or self.used_bytes is None:
+        if self.processes is None or self.used_bytes is None or self.mig_enabled is None:
             return None
         if any(process.kind == "compute" for process in self.processes):
             return False
-        if self.used_bytes > NOBODYS_BYTES:
-            return False if self.processes else None
-        return True
+        if self.processes:
+            return self.used_bytes <= NOBODYS_BYTES
+        return None if self.used_bytes > NOBODYS_BYTES or self.busy_ratio else True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,7 @@ class Machine:
 
     gpus: tuple[Device, ...]
     problem: str | None = None  # why there are no GPUs, or why there may be more
+    is_readable: bool = True  # False: there may well be GPUs, but nobody answers for them
     driver_version: str | None = None
     emulated: bool = False
 

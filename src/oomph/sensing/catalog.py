@@ -302,6 +302,3 @@ def _spellings() -> Mapping[str, str]:
             for spelling in (spell(model.name), spell(model.title), product.spelling):
                 known.setdefault(spelling, model.name)
     return known
-
-
-# --- loading ----------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def without(words: Iterable[str], spelling: str) -> str:
     return spelling
 
 
-# --- choosing among the GPUs of a product -----------------------------------------------------
+# --- reading the file --------------------------------------------------------------------------
 
 
 def _giga(value: float) -> int:

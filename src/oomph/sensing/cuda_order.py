@@ -28,6 +28,8 @@ def ask_in_a_child() -> list[str] | None:
     """The same, without touching CUDA here. None if CUDA could not be asked."""
     import subprocess
 
+    if getattr(sys, "frozen", False) or not sys.executable:
+        return None  # the executable is an application, and would start once more
     try:
         child = subprocess.run(
             [sys.executable, "-I", "-S", __file__],

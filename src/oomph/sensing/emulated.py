@@ -11,13 +11,13 @@ import uuid
 from dataclasses import dataclass
 
 from oomph.errors import UsageError
-from oomph.records.catalog import GpuModel
+from oomph.records.catalog import Found, GpuModel
 from oomph.records.machine import Device, Machine, Owner, Process
 from oomph.sensing.catalog import find
 from oomph.units import MIB
 
 _MOST_GPUS = 64
-_COUNT_AND_NAME = re.compile(r"(?:(\d{1,3})\s*[x*]\s*)?(\S.*)", re.IGNORECASE)
+_COUNT_AND_NAME = re.compile(r"(?:(\d{1,9})\s*[x*\u00d7]\s*)?(.*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +52,36 @@ _SCENES: tuple[tuple[float, tuple[_Tenant, ...]], ...] = (
 
 def emulated_machine(description: str, now: float) -> Machine:
     """The Machine for "8xa100-80gb", or for a list such as "2xa100-80gb,t4"."""
-    models = [model for part in description.split(",") for model in _models(part.strip())]
-    if len(models) > _MOST_GPUS:
-        raise UsageError(f"{len(models)} GPUs are too many to emulate", attempt=f"{_MOST_GPUS}")
-    gpus = tuple(_emulated_gpu(index, model, now) for index, model in enumerate(models))
-    return Machine(gpus=gpus, emulated=True)
+    parts = [_part(part.strip()) for part in description.split(",")]
+    total = sum(count for count, _ in parts)
+    if total > _MOST_GPUS:
+        raise UsageError(
+            f"{total} GPUs are too many to emulate",
+            because=f"the most is {_MOST_GPUS}",
+            attempt=f"{_MOST_GPUS}x{parts[0][1].model.name}",
+        )
+    models = [found.model for count, found in parts for _ in range(count)]
+    assumed = [found.assumed for _, found in parts if found.assumed]
+    return Machine(
+        gpus=tuple(_emulated_gpu(index, model, now) for index, model in enumerate(models)),
+        emulated=True,
+        problem="; ".join(assumed) or None,
+    )
 
 
-def _models(part: str) -> list[GpuModel]:
+def _part(part: str) -> tuple[int, Found]:
     match = _COUNT_AND_NAME.fullmatch(part)
     count = int(match[1] or 1) if match else 0
-    if match is None or count == 0:
+    if match is None or not count or not match[2]:
         raise UsageError(
-            f"{part!r} does not describe a machine",
+            f"{part!r:.80} does not describe a machine",
             because="a machine is a number of GPUs of a name, or a list of such",
-            attempt="8xa100-80gb",
+            attempt="8xa100-80gb, or 2xa100-80gb,t4",
         )
-    return [find(match[2]).model] * count
+    return count, find(match[2])
 
 
 def _emulated_gpu(index: int, model: GpuModel, now: float) -> Device:
-    if model.memory_bytes is None:
-        raise UsageError(f"{model.name} cannot be emulated", because="no source tells its memory")
     total_bytes = model.measured_bytes or model.memory_bytes
     busy_ratio, tenants = _SCENES[index % len(_SCENES)]
     processes = tuple(

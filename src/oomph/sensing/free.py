@@ -19,7 +19,7 @@ class FreeGpus:
         """What CUDA will understand as these GPUs."""
         if self.by_index and not as_uuids:
             return [str(gpu.index) for gpu in self.free]
-        return [gpu.uuid for gpu in self.free if gpu.uuid]
+        return [gpu.uuid or str(gpu.index) for gpu in self.free]
 
     def first(self, count: int) -> FreeGpus:
         """The same, with just `count` of them."""
@@ -28,18 +28,19 @@ class FreeGpus:
 
 def find_free(machine: Machine) -> FreeGpus:
     """The whole GPUs that are free; on a machine that has none, the MIG slices."""
-    whole = [gpu for gpu in machine.gpus if not gpu.mig_enabled]
-    slices = [part for gpu in machine.gpus for part in gpu.slices]
-    by_index = order_is_certain(identities_of(machine))
-    if not whole and slices:
-        return _sorted_out(slices, are_slices=True, by_index=False)
-    return _sorted_out(whole, are_slices=False, by_index=by_index)
-
-
-def _sorted_out(devices: list[Device], *, are_slices: bool, by_index: bool) -> FreeGpus:
+    whole = [gpu for gpu in machine.gpus if not gpu.mig_enabled and not gpu.is_slice]
+    slices = [part for gpu in machine.gpus for part in ((gpu,) if gpu.is_slice else gpu.slices)]
+    are_slices = not whole and bool(slices)
+    # Of a machine that CUDA_VISIBLE_DEVICES has cut down, the rest decides what an index means.
+    is_cut_down = any(gpu.cuda_index is not None for gpu in machine.gpus)
+    by_index = not is_cut_down and order_is_certain(identities_of(machine))
+    devices = slices if are_slices else whole
+    free = [device for device in devices if device.is_free and (by_index or device.uuid)]
     return FreeGpus(
-        free=tuple(device for device in devices if device.is_free),
-        uncertain=tuple(device for device in devices if device.is_free is None),
+        free=tuple(free),
+        uncertain=tuple(
+            device for device in devices if device.is_free is not False and device not in free
+        ),
         are_slices=are_slices,
-        by_index=by_index,
+        by_index=by_index and not are_slices,
     )

@@ -1,22 +1,26 @@
 """NVML -> Machine, Device: every GPU, what it is doing and who is on it.
 
-Whatever cannot be read is None, and `problem` says what and why. At most ten NVML calls
-per GPU, because on a real machine the number of calls is the cost.
+Whatever cannot be read is None, and `problem` says what and why. At most ten NVML calls for
+a GPU and for each MIG slice, because on a real machine the number of calls is the cost.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from oomph.errors import Unreadable
 from oomph.records.machine import Device, Machine, Process
-from oomph.sensing.nvml import NOT_FOUND, Handle, Nvml, Refusal, with_nvml
+from oomph.sensing.mig import MigMode, Slice, read_instance, read_mig_mode
+from oomph.sensing.nvml import NO_GPU, UUID, Handle, Nvml, Refusal, with_nvml
 from oomph.sensing.occupancy import read_memory, read_processes, settle_memory
 from oomph.sensing.problems import Problems
 
 # The driver does not measure it in MIG mode; that is unknown, and is not idle.
 NO_BUSY_RATIO_UNDER_MIG = "kernel-active share: not available under MIG"
+
+# No GPU is colder, hotter or hungrier: a driver that says so has nothing to say.
+_TEMPERATURES_C = range(-60, 200)
+_POWERS_MW = range(10_000_000)
 
 _NOTHING_READ = Device(
     index=0,
@@ -38,144 +42,111 @@ def read_machine() -> Machine:
     try:
         return with_nvml(_read_machine)
     except Unreadable as error:
-        return Machine(gpus=(), problem=error.in_one_line())
+        return Machine(gpus=(), is_readable=False, problem=error.in_one_line())
 
 
 def _read_machine(nvml: Nvml) -> Machine:
     count = nvml.ask("nvmlDeviceGetCount")
     if isinstance(count, Refusal):
-        return Machine(gpus=(), problem=f"the GPUs could not be counted: {count.text}")
+        raise Unreadable("the GPUs could not be counted", because=count.text)
     driver_version = nvml.ask("nvmlSystemGetDriverVersion")
     return Machine(
         gpus=tuple(_read_gpu(nvml, index) for index in range(count)),
         driver_version=None if isinstance(driver_version, Refusal) else driver_version,
-        problem=None if count else "the NVIDIA driver runs, but has no GPU",
+        problem=None if count else NO_GPU,
     )
 
 
 def _read_gpu(nvml: Nvml, index: int) -> Device:
-    pointer = nvml.ask("nvmlDeviceGetHandleByIndex", index)
-    if isinstance(pointer, Refusal):
-        return replace(_NOTHING_READ, index=index, problem=pointer.text)
-    handle, problems = Handle(pointer), Problems()
-    sensors: dict[str, Any] = {
-        "uuid": problems.value("UUID", nvml.ask_gpu(handle, "nvmlDeviceGetUUID")),
-        "name": problems.value("name", nvml.ask_gpu(handle, "nvmlDeviceGetName")),
-        "temperature_c": problems.value("temperature", _temperature(nvml, handle)),
-        "power_w": problems.value("power", _power_w(nvml, handle)),
-    }
-    slices = _read_slices(nvml, handle, problems)
+    handle = nvml.gpu(index)
+    if isinstance(handle, Refusal):
+        return replace(_NOTHING_READ, index=index, problem=handle.text)
+    problems = Problems()
+    if UUID in handle.refused:
+        problems.add("UUID", handle.refused[UUID])
+    name = problems.value("name", nvml.ask_gpu(handle, "nvmlDeviceGetName"))
+    mig = read_mig_mode(nvml, handle)
+    if mig.refusal:
+        problems.add("MIG slices" if mig.enabled else "MIG mode", mig.refusal)
+    slices = tuple(_read_slice(nvml, part) for part in mig.slices or ())
     memory = read_memory(nvml, handle)
-    if slices is NOT_IN_MIG_MODE:
+    if mig.enabled:
+        problems.note(NO_BUSY_RATIO_UNDER_MIG)
+        busy_ratio = None
+        processes = _on_all(mig, slices)
+    else:
         busy_ratio = read_busy_ratio(nvml, handle, problems)
         processes = read_processes(nvml, handle, memory, problems)
-    else:
-        busy_ratio = None
-        problems.note(NO_BUSY_RATIO_UNDER_MIG)
-        processes = _on_all(slices)
-    settled = settle_memory(memory, processes, problems, is_mig=slices is not NOT_IN_MIG_MODE)
+    settled = settle_memory(memory, processes, problems, name=name)
     return Device(
         index=index,
-        **sensors,
+        uuid=handle.uuid,
+        name=name,
         total_bytes=settled.total_bytes,
         used_bytes=settled.used_bytes,
         memory_source=settled.source,
         busy_ratio=busy_ratio,
+        temperature_c=_temperature_c(nvml, handle, problems),
+        power_w=_power_w(nvml, handle, problems),
         processes=processes,
-        mig_enabled=slices is not NOT_IN_MIG_MODE,
-        slices=slices.parts,
+        mig_enabled=mig.enabled,
+        slices=slices,
         problem=problems.told(),
     )
 
 
-def _temperature(nvml: Nvml, handle: Handle) -> Any:
+def _temperature_c(nvml: Nvml, handle: Handle, problems: Problems) -> int | None:
     sensor = nvml.constant("NVML_TEMPERATURE_GPU")
     answer = nvml.ask_gpu(handle, "nvmlDeviceGetTemperature", sensor)
-    if isinstance(answer, Refusal) and answer.is_unsupported:
+    if isinstance(answer, Refusal) and answer.is_missing:
         # The function that replaces it, and that CUDA 14 will have alone.
-        return nvml.ask_gpu(handle, "nvmlDeviceGetTemperatureV", sensor)
-    return answer
+        answer = nvml.ask_gpu(handle, "nvmlDeviceGetTemperatureV", sensor)
+    degrees: int | None = problems.value("temperature", answer, among=_TEMPERATURES_C)
+    return degrees
 
 
-def _power_w(nvml: Nvml, handle: Handle) -> Any:
-    milliwatts = nvml.ask_gpu(handle, "nvmlDeviceGetPowerUsage")
-    return milliwatts if isinstance(milliwatts, Refusal) else milliwatts / 1000
+def _power_w(nvml: Nvml, handle: Handle, problems: Problems) -> float | None:
+    answer = nvml.ask_gpu(handle, "nvmlDeviceGetPowerUsage")
+    milliwatts: int | None = problems.value("power", answer, among=_POWERS_MW)
+    return None if milliwatts is None else milliwatts / 1000
 
 
 def read_busy_ratio(nvml: Nvml, handle: Handle, problems: Problems) -> float | None:
     """Share of the last sample period (1/6 to 1 s) with at least one kernel running."""
     rates = nvml.ask_gpu(handle, "nvmlDeviceGetUtilizationRates")
-    ratio: float | None = problems.value("kernel-active share", rates, lambda it: it.gpu / 100)
-    return ratio
+    answer = rates if isinstance(rates, Refusal) else rates.gpu
+    percent: int | None = problems.value("kernel-active share", answer, among=range(101))
+    return None if percent is None else percent / 100
 
 
-@dataclass(frozen=True, slots=True)
-class Slices:
-    """The MIG slices of one GPU. `complete` is False if there may be some that were not seen."""
-
-    parts: tuple[Device, ...] = ()
-    complete: bool = True
-
-
-NOT_IN_MIG_MODE = Slices()
-
-
-def _read_slices(nvml: Nvml, handle: Handle, problems: Problems) -> Slices:
-    mode = problems.value("MIG mode", nvml.ask_gpu(handle, "nvmlDeviceGetMigMode"))
-    if mode is None or not mode[0]:
-        return NOT_IN_MIG_MODE
-    most = nvml.ask_gpu(handle, "nvmlDeviceGetMaxMigDeviceCount")
-    if isinstance(most, Refusal):
-        problems.add("MIG slices", most)
-        return Slices(complete=False)
-    slots = ((slot, slice_pointer(nvml, handle.pointer, slot)) for slot in range(most))
-    return Slices(
-        tuple(_read_slice(nvml, slot, pointer) for slot, pointer in slots if pointer is not None)
-    )
-
-
-def slice_pointer(nvml: Nvml, gpu_pointer: Any, slot: int) -> Any:
-    """The slice in a slot, a Refusal, or None where the slot is empty."""
-    pointer = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", gpu_pointer, slot)
-    is_empty = isinstance(pointer, Refusal) and pointer.code == NOT_FOUND
-    return None if is_empty else pointer
-
-
-def _read_slice(nvml: Nvml, slot: int, pointer: Any) -> Device:
-    if isinstance(pointer, Refusal):
-        return replace(_NOTHING_READ, index=slot, problem=pointer.text)
-    handle, problems = Handle(pointer), Problems()
+def _read_slice(nvml: Nvml, part: Slice) -> Device:
+    handle = nvml.known(part.pointer)
+    if isinstance(handle, Refusal):
+        return replace(_NOTHING_READ, index=part.slot, is_slice=True, problem=handle.text)
+    problems = Problems()
     memory = read_memory(nvml, handle)
     processes = read_processes(nvml, handle, memory, problems)
-    settled = settle_memory(memory, processes, problems, is_mig=True)
+    settled = settle_memory(memory, processes, problems)
     return replace(
         _NOTHING_READ,
-        index=slot,
-        uuid=problems.value("UUID", nvml.ask_gpu(handle, "nvmlDeviceGetUUID")),
+        index=part.slot,
+        uuid=handle.uuid,
         name=problems.value("name", nvml.ask_gpu(handle, "nvmlDeviceGetName")),
         total_bytes=settled.total_bytes,
         used_bytes=settled.used_bytes,
         memory_source=settled.source,
         processes=processes,
+        is_slice=True,
         mig_instance=read_instance(nvml, handle),
         problem=problems.told(),
     )
 
 
-def read_instance(nvml: Nvml, handle: Handle) -> tuple[int, int] | None:
-    """Of a slice: the ids of its GPU instance and compute instance."""
-    gpu_instance = nvml.ask_gpu(handle, "nvmlDeviceGetGpuInstanceId")
-    compute_instance = nvml.ask_gpu(handle, "nvmlDeviceGetComputeInstanceId")
-    if isinstance(gpu_instance, Refusal) or isinstance(compute_instance, Refusal):
-        return None
-    return gpu_instance, compute_instance
-
-
-def _on_all(slices: Slices) -> tuple[Process, ...] | None:
+def _on_all(mig: MigMode, slices: tuple[Device, ...]) -> tuple[Process, ...] | None:
     """Everybody on a GPU in MIG mode; unknown as soon as one slice is."""
     together: list[Process] = []
-    for part in slices.parts:
+    for part in slices:
         if part.processes is None:
             return None
         together.extend(part.processes)
-    return tuple(together) if slices.complete else None
+    return None if mig.slices is None else tuple(together)

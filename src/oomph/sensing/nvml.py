@@ -35,6 +35,8 @@ LIB_RM_VERSION_MISMATCH = 18
 ARGUMENT_VERSION_MISMATCH = 25
 UNREADABLE = -1  # ours: NVML answered, but the answer makes no sense
 
+NO_GPU = "the NVIDIA driver runs, but has no GPU"
+
 _FINAL = frozenset({NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH})
 
 _IN_OUR_WORDS = {
@@ -56,8 +58,13 @@ class Refusal:
     text: str
 
     @property
+    def is_missing(self) -> bool:
+        """The driver has no such function, so an older one may answer."""
+        return self.code in (FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH)
+
+    @property
     def is_unsupported(self) -> bool:
-        return self.code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH)
+        return self.is_missing or self.code == NOT_SUPPORTED
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +72,11 @@ class Handle:
     """A GPU or a MIG slice, with what it has refused for good."""
 
     pointer: Any
+    uuid: str | None = None
     refused: dict[tuple[Any, ...], Refusal] = field(default_factory=dict)  # by question
+
+
+UUID = ("nvmlDeviceGetUUID",)  # the question, as `Handle.refused` has it
 
 
 class Nvml:
@@ -74,6 +85,8 @@ class Nvml:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.is_stale = False
+        self._handles: dict[str, Handle] = {}
+        self.kept: dict[Any, Any] = {}  # what others have found out that holds for this session
         self._pynvml = _import_binding()
         try:
             self._pynvml.nvmlInit()
@@ -105,6 +118,23 @@ class Nvml:
             return call(*arguments)
         except self._pynvml.NVMLError as error:
             return self.refuse(error.value)
+        except UnicodeDecodeError:  # a name that is not text
+            return Refusal(UNREADABLE, "unreadable: the driver's text is not UTF-8")
+
+    def gpu(self, index: int) -> Handle | Refusal:
+        """The GPU of that index; with what it has refused before, if it was met before."""
+        return self.known(self.ask("nvmlDeviceGetHandleByIndex", index))
+
+    def known(self, pointer: Any) -> Handle | Refusal:
+        """The same for a pointer, or for the Refusal that came instead of one."""
+        if isinstance(pointer, Refusal):
+            return pointer
+        uuid = self.ask(*UUID, pointer)
+        if isinstance(uuid, Refusal):
+            return uuid if uuid.code == GPU_IS_LOST else Handle(pointer, refused={UUID: uuid})
+        handle = self._handles.setdefault(uuid, Handle(pointer, uuid))
+        handle.pointer = pointer
+        return handle
 
     def ask_gpu(self, handle: Handle, function: str, *arguments: Any) -> Any:
         """Ask about one GPU. What it refused for good is not asked again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import dataclass
 
 from oomph.records.machine import MemorySource, Process
@@ -23,6 +24,10 @@ class Memory:
 
 _UNKNOWN = Memory(None, None, None)
 
+# GPUs that have no memory of their own and whose driver therefore tells none (nvitop#208, #168;
+# nvtop#411, #449). Any other GPU without a memory figure is simply unknown.
+_INTEGRATED = re.compile(r"\b(GB10|Orin|Thor|Xavier|Tegra|Jetson|nvgpu)\b", re.IGNORECASE)
+
 
 def read_memory(nvml: Nvml, handle: Handle) -> Memory | Refusal:
     """Used and total, as the newest function that the driver has tells them.
@@ -33,7 +38,7 @@ def read_memory(nvml: Nvml, handle: Handle) -> Memory | Refusal:
     info = nvml.constant("c_nvmlMemory_v2_t")(version=nvml.constant("nvmlMemory_v2"))
     source: MemorySource = "nvml-v2"
     refusal = nvml.call_gpu(handle, "nvmlDeviceGetMemoryInfo_v2", ctypes.byref(info))
-    if refusal and refusal.is_unsupported:
+    if refusal and refusal.is_missing:
         info = nvml.constant("c_nvmlMemory_t")()
         source = "nvml-v1"
         refusal = nvml.call_gpu(handle, "nvmlDeviceGetMemoryInfo", ctypes.byref(info))
@@ -63,12 +68,12 @@ def settle_memory(
     processes: tuple[Process, ...] | None,
     problems: Problems,
     *,
-    is_mig: bool,
+    name: str | None = None,
 ) -> Memory:
     """The memory as read, or what can be said of it where the driver does not tell."""
     if not isinstance(memory, Refusal):
         return memory
-    if memory.code == NOT_SUPPORTED and not is_mig:
+    if memory.code == NOT_SUPPORTED and name and _INTEGRATED.search(name):
         return _unified_memory(processes, problems)
     problems.add("memory", memory)
     return _UNKNOWN

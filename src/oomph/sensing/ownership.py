@@ -1,9 +1,9 @@
 """pid -> whose process it is: this run's, mine, others', or nobody can tell.
 
 NVML reports the PIDs of the host. In a container with its own PID namespace such a number
-may belong to nothing, or to an innocent process of the same number; there a PID counts only
-if that process holds an NVIDIA device open. A process that we may not see (hidepid) is still
-told from one that is gone by signal 0.
+belongs to nothing, or to an innocent process of the same number: there nobody can be known by
+number. A process that we may not look at (hidepid) is told from one that is gone by the owner
+of its directory, or by signal 0.
 
 Limits: /proc is Linux; elsewhere psutil answers what it can.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from oomph.records.machine import Owner
@@ -42,16 +41,18 @@ _HIDDEN = Facts("others", note="this machine hides the processes of other users"
 
 def facts_about(pid: int) -> Facts:
     """Whose process `pid` is. The answer is kept for as long as the process lives."""
+    if pids_are_the_hosts():
+        return _FOREIGN
     identity = _identity(pid)
     if identity is None:
         return _invisible(pid)
     if pid not in _known or _known[pid][0] != identity:
-        _known[pid] = (identity, _look(pid))
+        _known[pid] = (identity, _look(pid, uid=identity[1]))
     return _known[pid][1]
 
 
 def forget() -> None:
-    """Drop what was learnt, as a forked child must."""
+    """Drop what was learnt, as a forked child must: it is another process now."""
     _known.clear()
 
 
@@ -60,7 +61,7 @@ os.register_at_fork(after_in_child=forget)
 
 
 def _identity(pid: int) -> tuple[int, int] | None:
-    """Changes when the number is given to another process. One system call."""
+    """Inode and owner of its directory: the first changes when the number is given anew."""
     try:
         status = os.stat(f"/proc/{pid}")
     except OSError:
@@ -69,8 +70,6 @@ def _identity(pid: int) -> tuple[int, int] | None:
 
 
 def _invisible(pid: int) -> Facts:
-    if pids_are_the_hosts():
-        return _FOREIGN
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -80,28 +79,29 @@ def _invisible(pid: int) -> Facts:
     return _GONE
 
 
-def _look(pid: int) -> Facts:
+def _look(pid: int, uid: int) -> Facts:
     import psutil
 
-    if pids_are_the_hosts() and not _holds_nvidia_device(pid):
-        return _FOREIGN
     try:
         process = psutil.Process(pid)
         with process.oneshot():
             return Facts(
-                owner=_owner(process),
+                owner=_owner(process, uid),
                 user=_readable(process.username),
                 command=_command(process),
-                started_at=process.create_time(),
+                started_at=_readable(process.create_time),
             )
-    except psutil.Error:
+    except psutil.NoSuchProcess:
         return _GONE
+    except psutil.AccessDenied:
+        return _HIDDEN if uid != os.getuid() else Facts("mine")
 
 
-def _owner(process: Any) -> Owner:
+def _owner(process: Any, uid: int) -> Owner:
     if process.pid == os.getpid() or _is_my_child(process) or _carries_my_token(process):
         return "this-run"
-    return "mine" if process.uids().real == os.getuid() else "others"
+    uids = _readable(process.uids)
+    return "mine" if (uids.real if uids else uid) == os.getuid() else "others"
 
 
 def _is_my_child(process: Any) -> bool:
@@ -123,12 +123,12 @@ def _command(process: Any) -> str | None:
 
 
 def _readable(question: Callable[[], Any]) -> Any:
-    """The answer, or None where we are not allowed to look."""
+    """The answer, or None where we may not look, or there is nothing left to see."""
     import psutil
 
     try:
         return question()
-    except psutil.AccessDenied:
+    except (psutil.AccessDenied, psutil.ZombieProcess):
         return None
 
 
@@ -138,18 +138,3 @@ def pids_are_the_hosts() -> bool:
         return os.readlink("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE
     except OSError:
         return False
-
-
-def _holds_nvidia_device(pid: int) -> bool:
-    try:
-        links = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False
-    return any(_points_to(link).startswith(("/dev/nvidia", "/dev/dxg")) for link in links)
-
-
-def _points_to(link: Path) -> str:
-    try:
-        return os.readlink(link)
-    except OSError:  # closed since it was listed
-        return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,16 +22,19 @@ class Problems:
     def note(self, text: str) -> None:
         self._notes.append(text)
 
-    def value(self, label: str, answer: Any, then: Callable[[Any], Any] = lambda it: it) -> Any:
-        """What was answered; None if it was refused.
+    def value(self, label: str, answer: Any, *, among: Container[Any] | None = None) -> Any:
+        """What was answered; None if it was refused, or is not `among` what can be.
 
         A GPU that lacks a sensor is unknown there, which is no problem to report.
         """
-        if not isinstance(answer, Refusal):
-            return then(answer)
-        if not answer.is_unsupported:
-            self.add(label, answer)
-        return None
+        if isinstance(answer, Refusal):
+            if not answer.is_unsupported:
+                self.add(label, answer)
+            return None
+        if among is not None and answer not in among:
+            self.note(f"{label}: the driver's figure makes no sense ({answer})")
+            return None
+        return answer
 
     def told(self) -> str | None:
         causes = [

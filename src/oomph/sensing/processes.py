@@ -74,9 +74,8 @@ def _list(
         if not isinstance(processes, Refusal):
             return processes
         refusal = processes
-        if refusal.code not in (FUNCTION_NOT_FOUND, UNREADABLE):
-            return refusal
-        handle.refused[symbol,] = refusal
+        if not (refusal.is_missing or refusal.code == UNREADABLE):
+            break
     return refusal
 
 
@@ -106,24 +105,26 @@ def _fill(nvml: Nvml, handle: Handle, symbol: str) -> Filled | Refusal:
 def _decode(filled: Filled, kind: Kind, total_bytes: int | None) -> tuple[Listed, ...] | Refusal:
     raw, count = filled.raw, filled.count
     touched = len(raw.rstrip(bytes([_PATTERN])))
-    # A driver may clear the whole buffer first; then only the check of the entries decides.
-    for stride in sorted(_STRIDES, key=lambda stride: stride * count != touched):
+    exact = [stride for stride in _STRIDES if stride * count == touched]
+    # A driver may clear the whole buffer first; then only the sense of the entries decides.
+    for stride in exact or _STRIDES:
         entries = [_PID_AND_MEMORY.unpack_from(raw, i * stride) for i in range(count)]
-        if all(_makes_sense(pid, memory, total_bytes) for pid, memory in entries):
-            return tuple(_merge(entries, kind))
+        if all(0 < pid <= _MOST_PIDS for pid, _ in entries) and (
+            exact or all(_can_be(memory, total_bytes) for _, memory in entries)
+        ):
+            return tuple(_merge(entries, kind, total_bytes))
     return _GARBLED
 
 
-def _makes_sense(pid: int, memory: int, total_bytes: int | None) -> bool:
-    memory_fits = memory == _NOT_AVAILABLE or memory <= (total_bytes or 1 << 48)
-    return 0 < pid <= _MOST_PIDS and memory_fits
+def _can_be(memory: int, total_bytes: int | None) -> bool:
+    return memory == _NOT_AVAILABLE or memory <= (total_bytes or 1 << 48)
 
 
-def _merge(entries: list[Any], kind: Kind) -> list[Listed]:
+def _merge(entries: list[Any], kind: Kind, total_bytes: int | None) -> list[Listed]:
     """One entry per pid: a process may be listed once per MIG instance that it uses."""
     used: dict[int, int | None] = {}
     for pid, memory in entries:
         so_far = used.get(pid, 0)
-        known = memory != _NOT_AVAILABLE and so_far is not None
-        used[pid] = so_far + memory if known else None
+        is_known = memory != _NOT_AVAILABLE and _can_be(memory, total_bytes)
+        used[pid] = so_far + memory if is_known and so_far is not None else None
     return [Listed(pid, used_bytes, kind) for pid, used_bytes in used.items()]

@@ -7,18 +7,18 @@ After the first call the GPU is known, and a reading is four NVML calls and one 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from oomph.errors import OomphError
-from oomph.records.machine import GpuReading, Owner, Process
+from oomph.records.machine import NOBODYS_BYTES, GpuReading, Owner, Process
 from oomph.sensing.gpus import NO_BUSY_RATIO_UNDER_MIG, read_busy_ratio
-from oomph.sensing.mapping import Target, find_target
+from oomph.sensing.mapping import Target, environment, find_target
 from oomph.sensing.nvml import Nvml, with_nvml
 from oomph.sensing.occupancy import read_memory, read_processes, settle_memory, sum_bytes
 from oomph.sensing.ownership import pids_are_the_hosts
 from oomph.sensing.problems import Problems
-from oomph.sensing.torch_cuda import running_torch
+from oomph.sensing.torch_cuda import cuda_index_of, held_by_torch, running_torch
 from oomph.units import GIB, format_bytes
 
 # The CUDA context beside torch's own memory: 0.25 to 1.8 GiB were published (V100, A100,
@@ -47,35 +47,36 @@ def read_gpu(device: Any = None) -> GpuReading:
         return with_nvml(lambda nvml: _read(nvml, _target(nvml, device)))
     except OomphError as error:
         return replace(_NOTHING_READ, problem=error.in_one_line())
-
-
-_targets: dict[tuple[Any, ...], tuple[Nvml, Target]] = {}
+    except Exception as error:  # noqa: BLE001 - torch after a CUDA error, say: it must not end a run
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        return replace(_NOTHING_READ, problem=told)
 
 
 def _target(nvml: Nvml, device: Any) -> Target:
     """The handle for a device, looked up anew when anything that decides it has changed."""
+    index = cuda_index_of(device)
     torch = running_torch()
-    if torch is not None and device is None:
-        device = torch.cuda.current_device()
-    order = (os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
-    decided_by = (str(device), torch is not None, *order)
-    if decided_by not in _targets or _targets[decided_by][0] is not nvml:
-        _targets[decided_by] = (nvml, find_target(nvml, device))
-    return _targets[decided_by][1]
+    if torch is not None and index is None:
+        index = torch.cuda.current_device()
+    decided_by = (index, torch is not None, *environment())
+    target: Target | None = nvml.kept.get(decided_by)
+    if target is None:
+        target = nvml.kept[decided_by] = find_target(nvml, index)
+    return target
 
 
 def _read(nvml: Nvml, target: Target) -> GpuReading:
     handle, problems = target.handle, Problems()
     if target.problem:
         problems.note(target.problem)
-    is_mig = target.shown.slice is not None
-    if is_mig:
+    is_slice = target.shown.slice is not None
+    if is_slice:
         problems.note(NO_BUSY_RATIO_UNDER_MIG)
-    busy_ratio = None if is_mig else read_busy_ratio(nvml, handle, problems)
+    busy_ratio = None if is_slice else read_busy_ratio(nvml, handle, problems)
     memory = read_memory(nvml, handle)
     processes = read_processes(nvml, handle, memory, problems)
-    settled = settle_memory(memory, processes, problems, is_mig=is_mig)
-    processes = _find_myself(processes, target, problems)
+    settled = settle_memory(memory, processes, problems, name=target.shown.gpu.name)
+    shares = _shares(processes, settled.used_bytes, target.cuda_index, problems)
     return GpuReading(
         nvml_index=target.shown.gpu.index,
         cuda_index=target.cuda_index,
@@ -83,34 +84,74 @@ def _read(nvml: Nvml, target: Target) -> GpuReading:
         name=target.shown.gpu.name,
         total_bytes=settled.total_bytes,
         used_bytes=settled.used_bytes,
-        this_process_bytes=_bytes_of_this_process(processes),
-        mine_bytes=_bytes_of(processes, "this-run", "mine"),
-        others_bytes=_bytes_of(processes, "others"),
+        this_process_bytes=shares.this_process_bytes,
+        mine_bytes=shares.mine_bytes,
+        others_bytes=shares.others_bytes,
         busy_ratio=busy_ratio,
         mapped_by=target.mapped_by,
         problem=problems.told(),
     )
 
 
-def _bytes_of(processes: tuple[Process, ...] | None, *owners: Owner) -> int | None:
-    """What these owners hold; unknown while there is a process that may be theirs."""
-    if processes is None or any(process.owner == "unknown" for process in processes):
-        return None
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Who holds how much; None as soon as somebody may be there whom we cannot place."""
+
+    this_process_bytes: int | None = None
+    mine_bytes: int | None = None
+    others_bytes: int | None = None
+
+
+def _shares(
+    processes: tuple[Process, ...] | None,
+    used_bytes: int | None,
+    cuda_index: int,
+    problems: Problems,
+) -> Shares:
+    if processes is None:
+        return Shares()
+    held_bytes = held_by_torch(cuda_index)
+    processes = _find_myself(processes, held_bytes, problems)
+    this_process = tuple(process for process in processes if _is_this_process(process))
+    unknown = tuple(process for process in processes if process.owner == "unknown")
+    if unknown:
+        problems.note(_whose(unknown))
+    is_listed = bool(this_process) or (not held_bytes and not unknown)
+    this_process_bytes = sum_bytes(this_process) if is_listed else None
+    if unknown or not is_listed or _is_somebody_hidden(processes, used_bytes, problems):
+        return Shares(this_process_bytes)
+    return Shares(
+        this_process_bytes,
+        _bytes_of(processes, "this-run", "mine"),
+        _bytes_of(processes, "others"),
+    )
+
+
+def _bytes_of(processes: tuple[Process, ...], *owners: Owner) -> int | None:
     return sum_bytes(tuple(process for process in processes if process.owner in owners))
 
 
-def _bytes_of_this_process(processes: tuple[Process, ...] | None) -> int | None:
-    if processes is None:
-        return None
-    mine = tuple(process for process in processes if _is_this_process(process))
-    if not mine and any(process.owner == "unknown" for process in processes):
-        return None
-    return sum_bytes(mine)
+def _is_somebody_hidden(
+    processes: tuple[Process, ...], used_bytes: int | None, problems: Problems
+) -> bool:
+    """Is memory taken that no process in the list holds?"""
+    listed_bytes = sum_bytes(processes)
+    if used_bytes is None or listed_bytes is None or used_bytes - listed_bytes <= NOBODYS_BYTES:
+        return False
+    hidden = format_bytes(used_bytes - listed_bytes)
+    problems.note(f"{hidden} are held by no process in sight: another container?")
+    return True
 
 
 def _is_this_process(process: Process) -> bool:
     is_recognised = process.note == _RECOGNISED
     return is_recognised or (process.pid == os.getpid() and process.owner == "this-run")
+
+
+def _whose(unknown: tuple[Process, ...]) -> str:
+    held = sum_bytes(unknown)
+    amount = "" if held is None else f", which hold {format_bytes(held)}"
+    return f"cannot tell whose {len(unknown)} of the processes are{amount} ({unknown[0].note})"
 
 
 # ---- in a container --------------------------------------------------------------------------
@@ -119,40 +160,23 @@ _RECOGNISED = "recognised by what torch holds"
 
 
 def _find_myself(
-    processes: tuple[Process, ...] | None, target: Target, problems: Problems
-) -> tuple[Process, ...] | None:
-    """Among PIDs of the host, the process that must be this one, if there is just one such."""
-    unknown = [process for process in processes or () if process.owner == "unknown"]
-    if not unknown or processes is None:
+    processes: tuple[Process, ...], held_bytes: int, problems: Problems
+) -> tuple[Process, ...]:
+    """Among PIDs of the host, the process that must be this one, if there is just one such.
+
+    It must hold what torch holds here, and a context beside it.
+    """
+    if not held_bytes or not pids_are_the_hosts():
         return processes
-    me = _must_be_me(unknown, alone=len(processes) == 1, target=target)
-    if me is not None:
-        problems.note(f"this process inferred to be PID {me.pid} of the host")
-        unknown.remove(me)
-        recognised = replace(me, owner="this-run", note=_RECOGNISED)
-        processes = tuple(recognised if process is me else process for process in processes)
-    if unknown:
-        problems.note(_whose(unknown))
-    return processes
-
-
-def _must_be_me(unknown: list[Process], *, alone: bool, target: Target) -> Process | None:
-    torch = running_torch()
-    if torch is None or not pids_are_the_hosts():
-        return None
-    if alone:
-        return unknown[0]
-    reserved_bytes = torch.cuda.memory_reserved(target.cuda_index)
     fitting = [
         process
-        for process in unknown
+        for process in processes
         if process.used_bytes is not None
-        and reserved_bytes <= process.used_bytes <= reserved_bytes + _MOST_CONTEXT_BYTES
+        and held_bytes <= process.used_bytes <= held_bytes + _MOST_CONTEXT_BYTES
     ]
-    return fitting[0] if len(fitting) == 1 else None
-
-
-def _whose(unknown: list[Process]) -> str:
-    held = sum_bytes(tuple(unknown))
-    amount = "" if held is None else f", which hold {format_bytes(held)}"
-    return f"cannot tell whose {len(unknown)} of the processes are{amount} ({unknown[0].note})"
+    if len(fitting) != 1:
+        return processes
+    me = fitting[0]
+    problems.note(f"this process inferred to be PID {me.pid} of the host")
+    recognised = replace(me, owner="this-run", note=_RECOGNISED)
+    return tuple(recognised if process is me else process for process in processes)

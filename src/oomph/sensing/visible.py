@@ -33,6 +33,7 @@ class GpuIdentity:
     uuid: str | None  # None: it could not be read, as of a lost GPU
     name: str | None
     slices: tuple[SliceIdentity, ...] = ()
+    is_cut: bool | None = False  # in MIG mode; None: that, or its slices, could not be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +106,5 @@ def _at_most_one_slice(shown: Sequence[Shown]) -> tuple[Shown, ...]:
     for device in shown:
         if device.gpu.slices:
             return (Shown(device.gpu, device.gpu.slices[0]),)
-    return tuple(shown)
+    # A GPU in MIG mode that has no slice yet has nothing to show.
+    return tuple(device for device in shown if not device.gpu.is_cut)

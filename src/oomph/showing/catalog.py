@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from oomph.records.catalog import Found, GpuModel
-from oomph.showing.terminal import new_console
+from oomph.showing.columns import Column, fitting, lines
+from oomph.showing.terminal import new_console, print_line, print_prose, text_of
 from oomph.units import format_gib
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _TERA = 1e12
 _GIGA = 1e9
@@ -19,27 +16,29 @@ _GIGA = 1e9
 def print_models(models: tuple[GpuModel, ...]) -> None:
     """One line per GPU."""
     console = new_console()
-    table = _new_table()
-    for heading in ("GB", "GB/s", "fp32", "tf32", "fp16", "bf16"):
-        table.add_column(heading, justify="right")
-    table.add_column("cc", justify="right")
-    table.add_column("architecture")
-    for model in models:
-        table.add_row(*_row(model))
-    console.print(table, soft_wrap=False)
-    console.print(
-        f"{len(models)} GPUs; peak rates in dense TFLOP/s; ? is not known, - is not there."
-        " The source of each figure: oomph gpus --catalog NAME",
-        style="dim",
+    rows = [_row(model) for model in models]
+    cells = {heading: [row[i] for row in rows] for i, heading in enumerate(_HEADINGS)}
+    columns = [
+        Column(
+            heading=heading,
+            cells=cells[heading],
+            align="<" if heading in ("name", "architecture") else ">",
+            keep=_KEEP.get(heading),
+        )
+        for heading in _HEADINGS
+    ]
+    for pieces in lines(fitting(columns, console.width)):
+        print_line(console, text_of(pieces))
+    print_prose(
+        console,
+        f"{len(models)} GPUs; peak rates in dense TFLOP/s; ? is not known, - is not there. The"
+        " source of each figure: oomph gpus --catalog NAME",
+        "dim",
     )
 
 
-def _new_table() -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("name", no_wrap=True)
-    return table
+_HEADINGS = ("name", "GB", "GB/s", "fp32", "tf32", "fp16", "bf16", "cc", "architecture")
+_KEEP = {"architecture": 1, "tf32": 2, "fp32": 3, "fp16": 4, "cc": 5, "GB/s": 6, "bf16": 7}
 
 
 def _row(model: GpuModel) -> list[str]:
@@ -58,19 +57,26 @@ def print_model(found: Found, legend: Mapping[str, str]) -> None:
     """One GPU: each figure with its source, and what the sources are."""
     model = found.model
     console = new_console()
-    console.print(f"{model.name}: {model.title} ({model.architecture})", style="bold")
+    print_prose(console, f"{model.name}: {model.title} ({model.architecture})", "bold")
     if found.assumed:
-        console.print(found.assumed, style="yellow")
-    table = _new_table()
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("source", style="dim", overflow="fold")
-    for label, value, field in _figures(model):
-        table.add_row(label, value, model.sources.get(field, ""))
-    console.print(table, soft_wrap=False)
+        print_prose(console, found.assumed, "yellow")
+    figures = _figures(model)
+    columns = [
+        Column(heading="", cells=[label for label, _, _ in figures], align="<"),
+        Column(heading="figure", cells=[value for _, value, _ in figures]),
+        Column(
+            heading="source",
+            cells=[model.sources.get(field, "") for _, _, field in figures],
+            styles=["dim"] * len(figures),
+            align="<",
+        ),
+    ]
+    for pieces in lines(columns):
+        print_line(console, text_of(pieces))
     if model.note:
-        console.print(f"note: {model.note}")
+        print_prose(console, f"note: {model.note}")
     for tag in sorted(_tags_of(model) & legend.keys()):
-        console.print(f"{tag}: {legend[tag]}", style="dim", soft_wrap=False)
+        print_prose(console, f"{tag}: {legend[tag]}", "dim")
 
 
 def _figures(model: GpuModel) -> list[tuple[str, str, str]]:

@@ -1,14 +1,17 @@
-"""Machine -> the table of `oomph gpus`: one line per GPU, drawn to scale, and who is on it."""
+"""Machine -> the table of `oomph gpus`: one row per GPU, drawn to scale, and who is on it."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from oomph.records.machine import Device, Machine, Owner, Process
-from oomph.showing.terminal import draws_blocks, new_console, printable
-from oomph.units import GIB, format_bytes, format_duration, format_gib, format_ratio
+from oomph.records.machine import NOBODYS_BYTES, Device, Machine, Owner, Process
+from oomph.showing.columns import Column, fitting, lines, total_width
+from oomph.showing.safe import printable
+from oomph.showing.terminal import draws_blocks, new_console, print_line, print_prose, text_of
+from oomph.units import format_bytes, format_duration, format_gib, format_ratio
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,45 +25,57 @@ _STYLES: dict[Owner, str] = {
 }
 _BLOCKS: dict[str, str] = {"mine": "█", "others": "▓", "rest": "▒", "free": "░"}
 _ASCII: dict[str, str] = {"mine": "#", "others": "%", "rest": "?", "free": "."}
-_BAR_STYLES = {"mine": "green", "others": "yellow", "rest": "magenta", "free": "dim"}
+_PARTS = ("mine", "others", "rest", "free")
+_PART_STYLES = {"mine": "green", "others": "yellow", "rest": "magenta", "free": "dim"}
+_BAR_WIDTHS = (24, 12)
+_BAR = "memory"
+_BRANDS = ("NVIDIA ", "GeForce ")
+_INDENT = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
-    """What fits. A narrow terminal loses the sensors first, then half of the bar."""
+class _Row:
+    """A GPU or a slice, with its place in the first column."""
 
-    glyphs: dict[str, str]
-    name_width: int
-    bar_width: int
-    shows_sensors: bool
-    width: int
+    device: Device
+    label: str
 
 
 def print_machine(machine: Machine, now: float) -> None:
     """All GPUs of a machine on the terminal."""
     console = new_console()
-    layout = _layout(machine, console)
     if machine.gpus:  # else the problem says all; "0 GPUs" would claim to know
-        console.print(_headline(machine), style="bold")
-    for gpu in machine.gpus:
-        for line in _gpu_lines(gpu, layout, now):
-            line.truncate(layout.width, overflow="ellipsis")
-            console.print(line)
-    if machine.gpus:
-        console.print(_legend(layout))
+        print_prose(console, _headline(machine), "bold")
+        _print_table(machine, console, now)
+        _print_footer(machine, console)
     if machine.problem:
-        console.print(machine.problem, style="red")
+        print_prose(console, machine.problem, "red")
 
 
-def _layout(machine: Machine, console: Console) -> _Layout:
-    longest = max((len(gpu.name or "") for gpu in machine.gpus), default=0)
-    is_wide = console.width >= 100
-    return _Layout(
-        glyphs=_BLOCKS if draws_blocks(console) else _ASCII,
-        name_width=min(longest, 28 if is_wide else 18),
-        bar_width=24 if is_wide else 10,
-        shows_sensors=is_wide,
-        width=console.width,
+def _print_table(machine: Machine, console: Console, now: float) -> None:
+    rows = list(_rows(machine))
+    heading, *drawn = _draw(rows, console)
+    print_line(console, heading)
+    for row, line in zip(rows, drawn, strict=True):
+        print_line(console, line)
+        for process in () if row.device.slices else row.device.processes or ():
+            print_line(console, _process_line(process, now))
+        if row.device.problem:
+            print_prose(console, row.device.problem, "dim red", _INDENT)
+
+
+def _print_footer(machine: Machine, console: Console) -> None:
+    devices = [row.device for row in _rows(machine) if not row.device.mig_enabled]
+    free = ", ".join(row.label for row in _rows(machine) if row.device.is_free)
+    if any(device.is_free for device in devices):
+        print_prose(console, f"free: {free}")
+    glyphs = _glyphs(console)
+    print_prose(
+        console,
+        f"{_BAR}: {glyphs['mine']} mine  {glyphs['others']} others'  {glyphs['rest']} taken, no"
+        f" owner known  {glyphs['free']} free.  kernel-active: share of time, not of the"
+        " GPU",
+        "dim",
     )
 
 
@@ -71,108 +86,137 @@ def _headline(machine: Machine) -> str:
     return f"{count} GPU{'s' * (count != 1)}{driver}{emulated}"
 
 
-def _gpu_lines(gpu: Device, layout: _Layout, now: float) -> list[Text]:
-    lines = [_gpu_line(gpu, layout)]
-    if gpu.slices:
+def _rows(machine: Machine) -> Iterator[_Row]:
+    for gpu in machine.gpus:
+        yield _Row(gpu, str(gpu.index))
         for part in gpu.slices:
-            lines.append(_gpu_line(part, layout, is_slice=True))
-            lines.extend(_process_lines(part, now))
-    else:
-        lines.extend(_process_lines(gpu, now))
-    if gpu.problem:
-        lines.append(_text(f"       {gpu.problem}", "red"))
-    return lines
+            yield _Row(part, f"{gpu.index}.{part.index}")
 
 
-def _gpu_line(gpu: Device, layout: _Layout, *, is_slice: bool = False) -> Text:
-    line = _text(f"  slice {gpu.index} " if is_slice else f"{gpu.index:>3} ", "bold")
-    if gpu.cuda_index is not None:
-        line.append(f"cuda:{gpu.cuda_index} ", "bold cyan")
-    name = printable(gpu.name or "unknown model")[: layout.name_width]
-    line.append(f" {name:<{layout.name_width}}  ")
-    line.append_text(_bar(gpu, layout))
-    line.append(f"  {_memory(gpu):<24} {_busy(gpu)}")
-    if layout.shows_sensors and not is_slice:
-        line.append(f"  {_sensors(gpu)}")
-    return line
+def _glyphs(console: Console) -> dict[str, str]:
+    return _BLOCKS if draws_blocks(console) else _ASCII
 
 
-def _memory(gpu: Device) -> str:
-    used, total = gpu.used_bytes, gpu.total_bytes
+# ---- rows of the table -----------------------------------------------------------------------
+
+
+def _draw(rows: list[_Row], console: Console) -> Iterator[Text]:
+    """The heading and the rows. Where it is narrow, brands go first, then sensors, then the bar."""
+    full = _columns(rows, bar_width=_BAR_WIDTHS[0], short_names=False)
+    if total_width(full) > console.width:
+        full = _columns(rows, bar_width=_BAR_WIDTHS[0], short_names=True)
+    columns = fitting(full, console.width)
+    if not any(column.heading == _BAR for column in columns):
+        columns = fitting(_columns(rows, bar_width=_BAR_WIDTHS[1], short_names=True), console.width)
+    for i, pieces in enumerate(lines(columns)):
+        yield text_of(_with_bars(pieces, columns, rows[i - 1], console) if i else pieces)
+
+
+def _columns(rows: list[_Row], *, bar_width: int, short_names: bool) -> list[Column]:
+    devices = [row.device for row in rows]
+    return [
+        Column(heading="GPU", cells=[row.label for row in rows]),
+        Column(heading="cuda", cells=[_cuda(device) for device in devices], keep=8),
+        Column(heading="name", cells=[_name(d, short_names) for d in devices], align="<", keep=5),
+        Column(heading=_BAR, cells=["?" * bar_width for _ in rows], align="<", keep=3),
+        Column(heading="GiB used", cells=[_memory(device) for device in devices]),
+        Column(heading="kernel-active", cells=[_busy(device) for device in devices], keep=6),
+        Column(heading="temp", cells=[_temperature(device) for device in devices], keep=2),
+        Column(heading="power", cells=[_power(device) for device in devices], keep=1),
+        Column(heading="who", cells=[_nobody(device) for device in devices], align="<", keep=7),
+    ]
+
+
+def _cuda(device: Device) -> str:
+    return "" if device.cuda_index is None else f"cuda:{device.cuda_index}"
+
+
+def _name(device: Device, is_short: bool) -> str:
+    name = printable(device.name or "unknown model")
+    if device.is_slice and " MIG " in name:  # what tells slices apart
+        return name[name.index(" MIG ") + 1 :]
+    for brand in _BRANDS if is_short else ():
+        name = name.removeprefix(brand)
+    return name
+
+
+def _memory(device: Device) -> str:
+    used, total = device.used_bytes, device.total_bytes
     if used is None or total is None:
-        return "memory unknown"
-    return f"{format_gib(used):>5} of {format_gib(total)} GiB {format_ratio(used / total):>4}"
+        return "unknown"
+    return f"{format_gib(used)} of {format_gib(total)} {format_ratio(used / total):>4}"
 
 
-def _busy(gpu: Device) -> str:
-    if gpu.busy_ratio is None:
-        return "kernel-active    ?"
-    return f"kernel-active {format_ratio(gpu.busy_ratio):>4}"
+def _busy(device: Device) -> str:
+    return "?" if device.busy_ratio is None else format_ratio(device.busy_ratio)
 
 
-def _sensors(gpu: Device) -> str:
-    temperature = "  ? C" if gpu.temperature_c is None else f"{gpu.temperature_c:>3} C"
-    power = "   ? W" if gpu.power_w is None else f"{gpu.power_w:>4.0f} W"
-    return f"{temperature}  {power}"
+def _temperature(device: Device) -> str:
+    return "" if device.temperature_c is None else f"{device.temperature_c} C"
 
 
-def _bar(gpu: Device, layout: _Layout) -> Text:
-    """The memory to scale: mine, others', taken but nobody knows by whom, free."""
-    if gpu.used_bytes is None or not gpu.total_bytes:
-        return _text(f"{'?' * layout.bar_width}", "red")
-    cells = _cells(gpu, layout.bar_width)
-    bar = _text("")
-    for part, count in cells.items():
-        bar.append(layout.glyphs[part] * count, _BAR_STYLES[part])
-    return bar
+def _power(device: Device) -> str:
+    return "" if device.power_w is None else f"{device.power_w:.0f} W"
 
 
-def _cells(gpu: Device, width: int) -> dict[str, int]:
-    """How many cells each part gets: rounded where the parts end, so that they add up."""
-    total, used = gpu.total_bytes or 1, gpu.used_bytes or 0
-    mine = _held(gpu, "this-run", "mine")
-    others = _held(gpu, "others")
-    ends = [min(end, total) for end in (mine, mine + others, max(used, mine + others), total)]
+def _nobody(device: Device) -> str:
+    """What to say where no process is listed."""
+    if device.processes is None:
+        return "could not be read"
+    if device.processes or device.slices:
+        return ""
+    return "nobody" if device.is_free else "nobody in sight"
+
+
+def _with_bars(
+    pieces: list[tuple[str, str]], columns: list[Column], row: _Row, console: Console
+) -> list[tuple[str, str]]:
+    """The row with its bar drawn where the column has a place for it."""
+    drawn: list[tuple[str, str]] = []
+    for column, (text, style) in zip(columns, pieces, strict=True):
+        if column.heading == _BAR and row.device.used_bytes is not None and row.device.total_bytes:
+            width = len(column.cells[0])
+            cells = _cells(row.device, width)
+            glyphs = _glyphs(console)
+            drawn += [(glyphs[part] * cells[part], _PART_STYLES[part]) for part in _PARTS]
+            drawn.append((text[width:], ""))
+        else:
+            drawn.append((text, style or ("dim" if column.heading == "who" else "")))
+    return drawn
+
+
+def _cells(device: Device, width: int) -> dict[str, int]:
+    """How many cells each part of the memory gets: to scale, and never none for something."""
+    total, used = device.total_bytes or 1, device.used_bytes or 0
+    mine, others = _held(device, "this-run", "mine"), _held(device, "others")
+    rest = max(used - mine - others, 0)
+    sizes = [mine, others, rest if rest > NOBODYS_BYTES else 0]
+    ends = [min(end, total) for end in itertools.accumulate(sizes)]
     edges = [0, *(round(width * end / total) for end in ends)]
     counts = [after - before for before, after in itertools.pairwise(edges)]
-    return dict(zip(("mine", "others", "rest", "free"), counts, strict=True))
+    counts = [max(count, 1) if size else 0 for count, size in zip(counts, sizes, strict=True)]
+    while sum(counts) > width:
+        counts[counts.index(max(counts))] -= 1
+    return dict(zip(_PARTS, [*counts, width - sum(counts)], strict=True))
 
 
-def _held(gpu: Device, *owners: Owner) -> int:
-    return sum(p.used_bytes or 0 for p in gpu.processes or () if p.owner in owners)
+def _held(device: Device, *owners: Owner) -> int:
+    return sum(p.used_bytes or 0 for p in device.processes or () if p.owner in owners)
 
 
-def _process_lines(gpu: Device, now: float) -> list[Text]:
-    indent = " " * 7
-    if gpu.processes is None:
-        return [_text(f"{indent}who is on it could not be read", "red")]
-    if not gpu.processes:
-        is_odd = gpu.used_bytes is not None and gpu.used_bytes > GIB
-        hidden = "no process to be seen, yet memory is taken: another container?"
-        return [_text(f"{indent}{hidden if is_odd else 'nobody'}", "magenta" if is_odd else "dim")]
-    return [_process_line(process, indent, now) for process in gpu.processes]
+# ---- who is on it ----------------------------------------------------------------------------
 
 
-def _process_line(process: Process, indent: str, now: float) -> Text:
-    line = _text(f"{indent}{process.owner:<8} ", _STYLES[process.owner])
+def _process_line(process: Process, now: float) -> Text:
     used = "?" if process.used_bytes is None else format_bytes(process.used_bytes)
-    line.append(f"{printable(process.user or '?'):<10} {process.pid:>7} {used:>9}  ")
-    if process.started_at is not None:
-        line.append(f"{'for ' + format_duration(now - process.started_at):<14}  ", "dim")
+    since = "" if process.started_at is None else f"for {format_duration(now - process.started_at)}"
     kind = " (graphics)" if process.kind == "graphics" else ""
-    line.append(printable(process.command or process.note or "?") + kind)
-    return line
-
-
-def _legend(layout: _Layout) -> Text:
-    glyphs = layout.glyphs
-    legend = _text(f"memory: {glyphs['mine']} mine  {glyphs['others']} others'  ", "dim")
-    legend.append(f"{glyphs['rest']} taken, not known by whom  {glyphs['free']} free", "dim")
-    legend.append(".  kernel-active: share of time, not of the GPU", "dim")
-    return legend
-
-
-def _text(content: str, style: str = "") -> Text:
-    from rich.text import Text
-
-    return Text(content, style=style, no_wrap=True, end="")
+    command = printable(process.command or process.note or "?") + kind
+    return text_of(
+        [
+            (f"{'':{_INDENT}}{process.owner:<8} ", _STYLES[process.owner]),
+            (f"{printable(process.user or '?'):<10} {process.pid:>7} {used:>9}  ", ""),
+            (f"{since:<14}  " if since else "", "dim"),
+            (command, ""),
+        ]
+    )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+
 from oomph.records.machine import GpuReading, MappedBy
-from oomph.units import GIB, format_bytes, format_ratio
+from oomph.showing.safe import printable
+from oomph.units import format_bytes, format_ratio
 
 _HOW_MAPPED: dict[MappedBy, str] = {
     "torch": "",  # exact, and the usual case in a training script
@@ -14,17 +18,43 @@ _HOW_MAPPED: dict[MappedBy, str] = {
 }
 
 
+_told: set[str] = set()
+
+
+def print_utilisation(reading: GpuReading) -> None:
+    """Print the line whole in one write, so that the lines of threads do not mix."""
+    if reading.problem in _told:
+        reading = replace(reading, problem=_in_short(reading.problem))
+    elif reading.problem:
+        _told.add(reading.problem)
+    encoding = sys.stdout.encoding or "utf-8"
+    line = utilisation_line(reading).encode(encoding, "replace").decode(encoding)
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _in_short(problem: str) -> str:
+    """What is wrong, without because and try.
+
+    >>> _in_short("no NVIDIA driver (it was not found); try: installing it")
+    'no NVIDIA driver'
+    """
+    return problem.partition(" (")[0].partition("; try")[0]
+
+
 def utilisation_line(reading: GpuReading) -> str:
     """GPU 3 = cuda:0 NVIDIA A100-SXM4-80GB: 61.2 GiB of 79.2 GiB used (77%): this process ..."""
     if reading.nvml_index is None:
-        return f"GPU: {reading.problem}"
+        return printable(f"GPU: {reading.problem}")
     problem = f" [{reading.problem}]" if reading.problem else ""
-    return f"{_which(reading)}: {_how_full(reading)}; {_how_busy(reading)}{problem}"
+    return printable(f"{_which(reading)}: {_how_full(reading)}; {_how_busy(reading)}{problem}")
 
 
 def _which(reading: GpuReading) -> str:
     how = _HOW_MAPPED[reading.mapped_by] if reading.mapped_by else ""
     name = reading.name or "unknown model"
+    if reading.uuid and reading.uuid.startswith("MIG-"):
+        name = f"a MIG slice of {name}"
     return f"GPU {reading.nvml_index} = cuda:{reading.cuda_index}{how and f' ({how})'} {name}"
 
 
@@ -45,15 +75,7 @@ def _whose(reading: GpuReading) -> str:
         f"my other processes {_size(my_others)}",
         f"others' {_size(others)}",
     ]
-    unlisted = _unlisted_bytes(reading)
-    if unlisted is not None and unlisted >= GIB:  # a process that we may not see
-        parts.append(f"not listed {_size(unlisted)}")
     return ", ".join(parts)
-
-
-def _unlisted_bytes(reading: GpuReading) -> int | None:
-    used, mine, others = reading.used_bytes, reading.mine_bytes, reading.others_bytes
-    return None if used is None or mine is None or others is None else used - mine - others
 
 
 def _how_busy(reading: GpuReading) -> str:
