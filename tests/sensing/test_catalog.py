@@ -507,3 +507,10 @@ def test_a_driver_that_names_another_gpu_finds_none(said: str, total_mib: int | 
 def test_a_measured_total_finds_the_model_that_it_was_measured_on(model: GpuModel) -> None:
     total_bytes = model.measured_bytes or model.memory_bytes
     assert catalog.find_by_nvml_name(f"NVIDIA {model.title}", total_bytes) is model
+
+
+@pytest.mark.parametrize("text", ["mi300x", "AMD Instinct MI250", "rx 7900 xtx", "Intel Arc A770"])
+def test_a_gpu_of_another_maker_gets_no_nvidia_gpu_suggested(text: str) -> None:
+    refused = refusal(text)
+    assert refused.because == "it has NVIDIA's only"
+    assert refused.nearest == ()

@@ -49,6 +49,9 @@ _LEAST_USABLE_RATIO = 0.90
 _MOST_USABLE_RATIO = 1.02
 
 _LAPTOP = re.compile(r"laptop|mobile|notebook")
+_OTHER_MAKERS = re.compile(
+    r"amd|radeon|instinct|rx ?\d|mi ?\d{2,3}|intel|arc ?[ab]|gaudi|apple|tpu"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +264,8 @@ def _unknown(text: str) -> UnknownGpu:
     if _LAPTOP.search(spelling):
         because = "a laptop GPU is a smaller chip than the card of its name, and none is in it"
         return UnknownGpu(f"the catalogue has no GPU {shown!r}", because=because)
+    if _OTHER_MAKERS.match(spelling):
+        return UnknownGpu(f"the catalogue has no GPU {shown!r}", because="it has NVIDIA's only")
     several = _containing(spelling)
     if len(several) > 1:
         return UnknownGpu(

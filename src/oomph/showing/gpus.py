@@ -27,8 +27,9 @@ _BLOCKS: dict[str, str] = {"mine": "█", "others": "▓", "rest": "▒", "free"
 _ASCII: dict[str, str] = {"mine": "#", "others": "%", "rest": "?", "free": "."}
 _PARTS = ("mine", "others", "rest", "free")
 _PART_STYLES = {"mine": "green", "others": "yellow", "rest": "magenta", "free": "dim"}
-_BAR_WIDTHS = (24, 12)
+_BAR_WIDTHS = (24, 12, 8)
 _BAR = "memory"
+_WIDE_ENOUGH = 10_000
 _BRANDS = ("NVIDIA ", "GeForce ")
 _INDENT = 5
 
@@ -102,17 +103,17 @@ def _glyphs(console: Console) -> dict[str, str]:
 
 def _draw(rows: list[_Row], console: Console) -> Iterator[Text]:
     """The heading and the rows. Where it is narrow, brands go first, then sensors, then the bar."""
-    full = _columns(rows, bar_width=_BAR_WIDTHS[0], short_names=False)
-    if total_width(full) > console.width:
-        full = _columns(rows, bar_width=_BAR_WIDTHS[0], short_names=True)
-    columns = fitting(full, console.width)
-    if not any(column.heading == _BAR for column in columns):
-        columns = fitting(_columns(rows, bar_width=_BAR_WIDTHS[1], short_names=True), console.width)
+    columns = fitting(_columns(rows, _BAR_WIDTHS[0], short_names=False), _WIDE_ENOUGH)
+    if total_width(columns) > console.width:
+        for bar_width in _BAR_WIDTHS:
+            columns = fitting(_columns(rows, bar_width, short_names=True), console.width)
+            if any(column.heading == _BAR for column in columns):
+                break
     for i, pieces in enumerate(lines(columns)):
         yield text_of(_with_bars(pieces, columns, rows[i - 1], console) if i else pieces)
 
 
-def _columns(rows: list[_Row], *, bar_width: int, short_names: bool) -> list[Column]:
+def _columns(rows: list[_Row], bar_width: int, *, short_names: bool) -> list[Column]:
     devices = [row.device for row in rows]
     return [
         Column(heading="GPU", cells=[row.label for row in rows]),
