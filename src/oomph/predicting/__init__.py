@@ -1,0 +1,1 @@
+"""Trace -> Prediction: what a step will need, and what torch's allocator makes of it. Pure."""

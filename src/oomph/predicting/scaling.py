@@ -1,0 +1,88 @@
+"""Two traces -> every micro-batch size from the smaller one up.
+
+Every allocation is c + k x micro-batch bytes, with the same order of requests and frees; two
+traces give c and k. It does not hold for a micro-batch of 1, where torch drops dimensions.
+What is not affine is refused, and must be traced itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from oomph.records.trace import Allocation, Op, Trace
+
+
+class NotAffine(Exception):
+    """The two traces have another structure, or sizes that no line goes through."""
+
+
+@dataclass(frozen=True, slots=True)
+class AffineTrace:
+    """A trace of which the micro-batch is still open."""
+
+    base: Trace
+    slopes: Sequence[int]  # bytes per example, of each allocation
+    op_slopes: Sequence[tuple[int, int]]  # flops and moved bytes per example, of each op
+
+    def at(self, micro_batch: int) -> Trace:
+        """The trace for a micro-batch."""
+        more = micro_batch - self.base.micro_batch
+        if more < 0:
+            raise NotAffine(f"{micro_batch} is below what was traced ({self.base.micro_batch})")
+        return replace(
+            self.base,
+            allocations=[
+                replace(allocation, size_bytes=allocation.size_bytes + slope * more)
+                for allocation, slope in zip(self.base.allocations, self.slopes, strict=True)
+            ],
+            ops=[
+                replace(
+                    op, flops=op.flops + flops * more, moved_bytes=op.moved_bytes + moved * more
+                )
+                for op, (flops, moved) in zip(self.base.ops, self.op_slopes, strict=True)
+            ],
+            micro_batch=micro_batch,
+        )
+
+
+def affine(smaller: Trace, larger: Trace) -> AffineTrace:
+    """The line through two traces. Raises NotAffine."""
+    step = larger.micro_batch - smaller.micro_batch
+    ordered = with_ordered_frees(smaller.events)
+    if ordered != with_ordered_frees(larger.events):
+        raise NotAffine("the order of allocations depends on the micro-batch")
+    pairs = zip(smaller.allocations, larger.allocations, strict=True)
+    slopes = [_slope(before, after, step) for before, after in pairs]
+    op_slopes = _op_slopes(smaller.ops, larger.ops, step)
+    return AffineTrace(replace(smaller, events=ordered), slopes, op_slopes)
+
+
+def with_ordered_frees(events: Sequence[int]) -> list[int]:
+    """The events with each run of frees sorted: within a run their order is chance."""
+    ordered: list[int] = []
+    run: list[int] = []
+    for event in events:
+        if event < 0:
+            run.append(event)
+        else:
+            ordered += sorted(run, reverse=True)
+            run.clear()
+            ordered.append(event)
+    return ordered + sorted(run, reverse=True)
+
+
+def _slope(before: Allocation, after: Allocation, step: int) -> int:
+    growth = after.size_bytes - before.size_bytes
+    if before.op != after.op or growth % step or growth < 0:
+        raise NotAffine(f"{before.op} takes {before.size_bytes} and {after.size_bytes} bytes")
+    return growth // step
+
+
+def _op_slopes(before: Sequence[Op], after: Sequence[Op], step: int) -> list[tuple[int, int]]:
+    if [op.name for op in before] != [op.name for op in after]:
+        raise NotAffine("the order of kernels depends on the micro-batch")
+    return [
+        ((b.flops - a.flops) // step, (b.moved_bytes - a.moved_bytes) // step)
+        for a, b in zip(before, after, strict=True)
+    ]

@@ -1,0 +1,340 @@
+"""The ops of a step, a GpuModel -> the seconds that the step takes.
+
+Each op takes the longest of its arithmetic, its memory traffic and the least that a kernel
+takes. The host issues one op after the other, the GPU runs them in that order when they have
+been issued: two clocks, wound op by op. A step begins with both idle, as after a loss is read.
+
+Good for comparing ways to train and for the order of magnitude: `low_s` and `high_s` are the
+step with all constants at their best and at their worst. A measured step of the same kind makes
+it much better: `anchored`. Limits: one GPU, eager mode. Not modelled are matmuls too small to
+fill the GPU, caches, copies from the host, data loading, and what communication takes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from oomph.errors import UsageError
+from oomph.records.catalog import GpuModel
+from oomph.records.trace import Op
+
+Bound = Literal["arithmetic", "memory bandwidth", "kernel launches"]
+MatmulPrecision = Literal["fp32", "tf32"]
+_Kind = Literal["matmul", "convolution", "attention", "other"]
+
+# Best measured matmul / datasheet: 0.73 to 0.87 on the 7 kinds of GPU that the catalogue has
+# both of (stas00/ml-engineering, MAMF), the median is this. For GPUs without a measurement.
+_BEST_OF_SHEET = 0.80
+# Units without tensor cores are easier to keep busy. Judgement.
+_BEST_OF_VECTOR_SHEET = 0.90
+
+# Tensor cores of compute capability 8 and later: tf32 runs at half the rate of fp16, and bf16 at
+# the same (every GPU of the catalogue that has both figures).
+_TENSOR_FLOAT_SINCE = (8, 0)
+_TF32_OF_FP16 = 0.5
+# CUDA programming guide, arithmetic throughput: fp64 runs at half the rate of fp32 on these, and
+# at 1/32 or 1/64 on the others.
+_FAST_FP64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
+_FAST_FP64_OF_FP32, _SLOW_FP64_OF_FP32 = 1 / 2, 1 / 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pace:
+    """How much of what the hardware can do is had. Ratios of the best matmul, or of the sheet."""
+
+    matmul: float  # of the best measured matmul
+    convolution: float  # of the same
+    attention: float  # fused, of the datasheet
+    bandwidth: float  # of the datasheet
+    kernel_s: float  # the least that a kernel takes on the GPU
+    host_s: float  # Python, autograd, dispatcher and launch of one op
+
+
+# matmul, attention, bandwidth: 0.70 of the A100's sheet, 0.45 and 0.80 were chosen once, untuned,
+# in a study before this module, and gave 7020 tokens/s where torchtune's README has 7075.
+# host: between the 5 and 25 us that are told of torch
+# (https://jiahuanglin.xyz/all_lessons/gpu_kernel_serving/18_pytorch_to_kernel.html); the
+# simplest op took 7 us on a CPU (https://github.com/pytorch/pytorch/issues/41383).
+# convolution, kernel: judgement.
+_LIKELY = _Pace(
+    matmul=0.80, convolution=0.60, attention=0.45, bandwidth=0.80, kernel_s=3e-6, host_s=10e-6
+)
+# attention: FlashAttention-2 reaches 50 to 73 % of an A100, its forerunner 25 to 40 %
+# (https://arxiv.org/abs/2307.08691). host: as above. All others: judgement.
+_BEST = _Pace(
+    matmul=0.95, convolution=0.85, attention=0.70, bandwidth=0.92, kernel_s=1.5e-6, host_s=5e-6
+)
+_WORST = _Pace(
+    matmul=0.55, convolution=0.30, attention=0.25, bandwidth=0.60, kernel_s=6e-6, host_s=25e-6
+)
+
+# The same study: ratios between steps of one model were off by 7 % in the mean and by 11 % at
+# worst, but by up to 50 % where one of the two is bound by launches.
+_ANCHORED_RATIO = 0.11
+
+_MATMULS = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linear"}
+    | {"_scaled_mm", "_grouped_mm"}
+)
+# Nothing of these runs on the GPU: they make a tensor, or another view of one.
+_WITHOUT_KERNEL = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+    | {"_unsafe_view", "lift_fresh"}
+)
+# The host waits for the result of these.
+_WAITED_FOR = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero"})
+
+
+_TRACED_MICRO_STEPS = 2
+_OF_A_MICRO_STEP = ("input", "forward", "backward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """How long a training step takes, and why."""
+
+    step_s: float
+    gpu_busy_s: float
+    host_s: float  # what the host needs to issue all ops
+    by_phase: Mapping[str, float]  # seconds; together they are step_s
+    flops: int
+    bound_by: Bound  # what most of the step is spent on
+    low_s: float
+    high_s: float
+
+
+def estimate(
+    ops: Sequence[Op], model: GpuModel, *, matmul_precision: MatmulPrecision = "fp32"
+) -> StepTime | None:
+    """The time of a step with these ops; None if a rate is needed that nobody knows."""
+    bandwidth = model.memory_bandwidth_bytes_per_s
+    if not ops or not bandwidth:
+        return None
+    issued = _issued(ops, _Rates(model, matmul_precision), bandwidth)
+    if issued is None:
+        return None
+    likely = _wind(issued, _LIKELY)
+    return StepTime(
+        step_s=likely.step_s,
+        gpu_busy_s=sum(likely.busy_s.values()),
+        host_s=len(ops) * _LIKELY.host_s,
+        by_phase=likely.by_phase,
+        flops=sum(op.flops for op in ops),
+        bound_by=_bound_by(likely),
+        low_s=_wind(issued, _BEST).step_s,
+        high_s=_wind(issued, _WORST).step_s,
+    )
+
+
+def with_micro_steps(ops: Sequence[Op], num_micro_steps: int) -> list[Op]:
+    """The ops of a step that accumulates over more micro-steps than the two that were traced."""
+    if num_micro_steps <= _TRACED_MICRO_STEPS:
+        return list(ops)
+    places = [i for i, op in enumerate(ops) if op.phase in _OF_A_MICRO_STEP]
+    second = places[len(places) // 2 :]
+    if not second:
+        return list(ops)
+    more = [ops[i] for i in second] * (num_micro_steps - _TRACED_MICRO_STEPS)
+    after = second[-1] + 1
+    return [*ops[:after], *more, *ops[after:]]
+
+
+def anchored(predicted: StepTime, reference: StepTime, measured_s: float) -> StepTime:
+    """A prediction, scaled by what a step of the same kind, predicted the same way, really took.
+
+    The same kind: the same model, GPU and software, and bound by the same. Where another thing
+    decides, the bounds stay as wide as they were.
+    """
+    if not measured_s > 0 or not reference.step_s > 0:
+        raise UsageError(
+            "a step cannot be held to one that took no time",
+            because=f"measured {measured_s} s, predicted {reference.step_s} s",
+            attempt="measuring the mean of some steps after the first",
+        )
+    factor = measured_s / reference.step_s
+    step_s = predicted.step_s * factor
+    low_s, high_s = step_s * (1 - _ANCHORED_RATIO), step_s * (1 + _ANCHORED_RATIO)
+    if predicted.bound_by != reference.bound_by:
+        low_s, high_s = min(low_s, predicted.low_s), max(high_s, predicted.high_s)
+    return replace(
+        predicted,
+        step_s=step_s,
+        gpu_busy_s=predicted.gpu_busy_s * factor,
+        host_s=predicted.host_s * factor,
+        by_phase={phase: seconds * factor for phase, seconds in predicted.by_phase.items()},
+        low_s=low_s,
+        high_s=high_s,
+    )
+
+
+# ---- the two clocks --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Issued:
+    """The ops of a step as numbers of kernels: a step has many ops and few different ones."""
+
+    kernels: Sequence[_Kernel]
+    runs: Sequence[tuple[str, Sequence[int]]]  # ops of one phase that follow each other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wound:
+    step_s: float
+    busy_s: Mapping[Bound, float]
+    by_phase: Mapping[str, float]
+
+
+def _wind(issued: _Issued, pace: _Pace) -> _Wound:
+    times = [kernel.at(pace) for kernel in issued.kernels]
+    seconds = [time_s for time_s, _ in times]
+    waits = [kernel.is_waited_for for kernel in issued.kernels]
+    busy: dict[Bound, float] = {}
+    by_phase: dict[str, float] = {}
+    host = gpu = 0.0  # seconds since the step began; the GPU's clock is never behind the host's
+    for phase, numbers in issued.runs:
+        began = gpu
+        for number in numbers:
+            host += pace.host_s
+            if gpu < host:
+                gpu = host
+            gpu += seconds[number]
+            if waits[number]:
+                host = gpu
+        by_phase[phase] = by_phase.get(phase, 0.0) + gpu - began
+        for number, count in Counter(numbers).items():
+            bound = times[number][1]
+            busy[bound] = busy.get(bound, 0.0) + seconds[number] * count
+    return _Wound(step_s=gpu, busy_s=busy, by_phase=by_phase)
+
+
+def _bound_by(wound: _Wound) -> Bound:
+    """What takes most of the step; a GPU that waits, waits for launches."""
+    idle_s = wound.step_s - sum(wound.busy_s.values())
+    shares = {**wound.busy_s}
+    shares["kernel launches"] = shares.get("kernel launches", 0.0) + idle_s
+    return max(shares, key=lambda bound: shares[bound])
+
+
+# ---- what an op is ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kernel:
+    """What an op is to the GPU: the seconds at full rate, before a pace is applied."""
+
+    kind: _Kind
+    arithmetic_s: float
+    traffic_s: float
+    runs: bool  # False: the GPU has nothing to do
+    is_waited_for: bool
+
+    def at(self, pace: _Pace) -> tuple[float, Bound]:
+        """Seconds on the GPU, and what decides them."""
+        if not self.runs:
+            return 0.0, "kernel launches"
+        share = pace.matmul if self.kind == "other" else getattr(pace, self.kind)
+        arithmetic_s = self.arithmetic_s / share
+        traffic_s = self.traffic_s / pace.bandwidth
+        longest = max(arithmetic_s, traffic_s, pace.kernel_s)
+        if longest == pace.kernel_s:
+            return longest, "kernel launches"
+        return longest, "arithmetic" if longest == arithmetic_s else "memory bandwidth"
+
+
+def _issued(ops: Sequence[Op], rates: _Rates, bandwidth: float) -> _Issued | None:
+    """None if an op computes at a rate that nobody knows."""
+    numbers: dict[tuple[str, str, int, int], int] = {}
+    kernels: list[_Kernel] = []
+    runs: list[tuple[str, list[int]]] = []
+    for op in ops:
+        key = (op.name, op.dtype, op.flops, op.moved_bytes)
+        number = numbers.get(key)
+        if number is None:
+            kernel = _kernel(op, rates, bandwidth)
+            if kernel is None:
+                return None
+            number = numbers[key] = len(kernels)
+            kernels.append(kernel)
+        if not runs or runs[-1][0] != op.phase:
+            runs.append((op.phase, []))
+        runs[-1][1].append(number)
+    return _Issued(kernels=kernels, runs=runs)
+
+
+def _kernel(op: Op, rates: _Rates, bandwidth: float) -> _Kernel | None:
+    kind = _kind_of(op.name)
+    rate = rates.of(op.dtype, kind) if op.flops else 1.0
+    if rate is None:
+        return None
+    return _Kernel(
+        kind=kind,
+        arithmetic_s=op.flops / rate,
+        traffic_s=op.moved_bytes / bandwidth,
+        runs=op.name not in _WITHOUT_KERNEL,
+        is_waited_for=op.name in _WAITED_FOR,
+    )
+
+
+def _kind_of(name: str) -> _Kind:
+    if name in _MATMULS:
+        return "matmul"
+    if "attention" in name:
+        return "attention"
+    return "convolution" if "conv" in name else "other"
+
+
+# ---- rates -----------------------------------------------------------------------------------
+
+
+class _Rates:
+    """Operations per second of a GPU: the best measured ones, of attention those of the sheet."""
+
+    def __init__(self, model: GpuModel, matmul_precision: MatmulPrecision) -> None:
+        self._model = model
+        self._matmul_precision = matmul_precision
+        capability = model.compute_capability
+        self._has_tensor_floats = capability is not None and capability >= _TENSOR_FLOAT_SINCE
+        self._best_of_sheet = _BEST_OF_SHEET
+        if model.matmul_bf16_flops and model.bf16_flops:
+            self._best_of_sheet = model.matmul_bf16_flops / model.bf16_flops
+
+    def of(self, dtype: str, kind: _Kind) -> float | None:
+        sheet = self._tensor_sheet(dtype, kind)
+        best = self._best_of_sheet
+        if sheet is None:
+            sheet, best = self._vector_sheet(dtype), _BEST_OF_VECTOR_SHEET
+        if sheet is None:
+            return None
+        return sheet if kind == "attention" else sheet * best
+
+    def _tensor_sheet(self, dtype: str, kind: _Kind) -> float | None:
+        """None if tensor cores do not do this, or are not there."""
+        if kind == "other":
+            return None
+        if dtype == "float32":
+            return self._tf32(kind)
+        if dtype == "bfloat16":
+            fp16 = self._model.fp16_flops if self._has_tensor_floats else None
+            return self._model.bf16_flops or fp16
+        if dtype == "float16" or dtype.startswith("float8"):  # float8 is at least as fast
+            return self._model.fp16_flops
+        return None
+
+    def _tf32(self, kind: _Kind) -> float | None:
+        """torch.backends.cudnn.allow_tf32 is on as delivered, that of matmuls is off."""
+        wanted = kind == "convolution" or (kind == "matmul" and self._matmul_precision == "tf32")
+        if not wanted or not self._has_tensor_floats:
+            return None
+        fp16 = self._model.fp16_flops
+        return self._model.tf32_flops or (fp16 * _TF32_OF_FP16 if fp16 else None)
+
+    def _vector_sheet(self, dtype: str) -> float | None:
+        fp32 = self._model.fp32_flops
+        if fp32 is None or dtype not in ("float64", "complex128"):
+            return fp32
+        is_fast = self._model.compute_capability in _FAST_FP64
+        return fp32 * (_FAST_FP64_OF_FP32 if is_fast else _SLOW_FP64_OF_FP32)

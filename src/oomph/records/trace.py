@@ -1,0 +1,49 @@
+"""Trace: what whole training steps allocate, free and compute, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Category = Literal[
+    "parameters", "gradients", "optimizer", "activations", "inputs", "temporaries", "workspace"
+]
+Phase = Literal["build", "input", "forward", "backward", "clip", "step", "zero_grad"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """One block that torch asks of the allocator, from its request to its free."""
+
+    size_bytes: int
+    op: str  # "aten::mm", or "build" for what is there before the first step
+    module: str  # "encoder.layer.3.attention"; "" is the model itself
+    phase: Phase
+    category: Category
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One kernel, for the time that it takes."""
+
+    name: str
+    phase: Phase
+    flops: int
+    moved_bytes: int  # read and written
+    dtype: str  # of the arithmetic: "float32", "bfloat16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The events of a rehearsal: `i + 1` requests allocation i, `-(i + 1)` frees it."""
+
+    allocations: Sequence[Allocation]
+    events: Sequence[int]
+    step_starts: Sequence[int]  # index of the first event of each training step
+    phase_starts: Sequence[tuple[int, Phase]]  # index of an event, and what begins there
+    ops: Sequence[Op]  # of the last step
+    micro_batch: int
+    torch_version: str
+    compute_capability: tuple[int, int]
+    notes: tuple[str, ...] = ()  # what was assumed where a value does not exist

@@ -1,0 +1,72 @@
+"""Trace <-> plain columns, small enough to keep: names stand once, allocations are numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from oomph.records.trace import Allocation, Op, Trace
+
+_ALLOCATION = ("op", "module", "phase", "category")
+_OP = ("name", "phase", "dtype")
+
+
+def to_columns(trace: Trace) -> dict[str, Any]:
+    """The trace as what JSON can write."""
+    names: dict[str, int] = {}
+
+    def number(name: str) -> int:
+        return names.setdefault(name, len(names))
+
+    return {
+        "sizes": [allocation.size_bytes for allocation in trace.allocations],
+        "allocations": [_numbers(trace.allocations, field, number) for field in _ALLOCATION],
+        "events": list(trace.events),
+        "step_starts": list(trace.step_starts),
+        "phase_starts": [list(start) for start in trace.phase_starts],
+        "flops": [op.flops for op in trace.ops],
+        "moved_bytes": [op.moved_bytes for op in trace.ops],
+        "ops": [_numbers(trace.ops, field, number) for field in _OP],
+        "micro_batch": trace.micro_batch,
+        "torch_version": trace.torch_version,
+        "compute_capability": list(trace.compute_capability),
+        "notes": list(trace.notes),
+        "names": list(names),
+    }
+
+
+def from_columns(columns: dict[str, Any]) -> Trace:
+    """The trace that these columns were made of."""
+    names: list[str] = columns["names"]
+    allocations = _rows(columns["allocations"], names, _ALLOCATION)
+    ops = _rows(columns["ops"], names, _OP)
+    return Trace(
+        allocations=[
+            Allocation(size_bytes=size_bytes, **fields)
+            for size_bytes, fields in zip(columns["sizes"], allocations, strict=True)
+        ],
+        events=columns["events"],
+        step_starts=columns["step_starts"],
+        phase_starts=[(start, phase) for start, phase in columns["phase_starts"]],
+        ops=[
+            Op(flops=flops, moved_bytes=moved_bytes, **fields)
+            for flops, moved_bytes, fields in zip(
+                columns["flops"], columns["moved_bytes"], ops, strict=True
+            )
+        ],
+        micro_batch=columns["micro_batch"],
+        torch_version=columns["torch_version"],
+        compute_capability=(columns["compute_capability"][0], columns["compute_capability"][1]),
+        notes=tuple(columns["notes"]),
+    )
+
+
+def _numbers(records: Sequence[Any], field: str, number: Any) -> list[int]:
+    return [number(getattr(record, field)) for record in records]
+
+
+def _rows(columns: list[list[int]], names: list[str], fields: Sequence[str]) -> list[Any]:
+    return [
+        {field: names[place] for field, place in zip(fields, row, strict=True)}
+        for row in zip(*columns, strict=True)
+    ]

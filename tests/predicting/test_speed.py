@@ -1,0 +1,285 @@
+"""The time of a step: a roofline for each op, two clocks, and the bounds around them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oomph.errors import UsageError
+from oomph.predicting import speed
+from oomph.predicting.speed import StepTime, anchored, estimate
+from oomph.records.catalog import GpuModel
+from oomph.records.trace import Op, Phase
+from oomph.sensing import catalog
+
+A100 = catalog.find("a100 80").model
+V100 = catalog.find("v100 16").model
+T4 = catalog.find("t4").model
+P40 = catalog.find("p40").model
+
+TERA = 10**12
+GIGA = 10**9
+
+
+def op(name: str = "mm", flops: int = 0, moved: int = 0, **more: Any) -> Op:
+    given_ = {"phase": "forward", "dtype": "float32", **more}
+    return Op(name=name, flops=flops, moved_bytes=moved, **given_)
+
+
+def time_of(*ops: Op, on: GpuModel = A100, **options: Any) -> StepTime:
+    time = estimate(ops, on, **options)
+    assert time is not None
+    return time
+
+
+models = st.sampled_from(catalog.all_models())
+names = st.sampled_from(
+    ["mm", "bmm", "convolution", "_scaled_dot_product_flash_attention", "add_", "empty", "nonzero"]
+)
+dtypes = st.sampled_from(["float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "int64"])
+phases: st.SearchStrategy[Phase] = st.sampled_from(["input", "forward", "backward", "step"])
+ops_ = st.builds(
+    Op,
+    name=names,
+    phase=phases,
+    flops=st.integers(0, 10 * TERA),
+    moved_bytes=st.integers(0, 10 * GIGA),
+    dtype=dtypes,
+)
+steps = st.lists(ops_, min_size=1, max_size=30)
+
+
+# ---- what holds for every step ---------------------------------------------------------------
+
+
+@given(steps, models)
+def test_a_step_is_not_shorter_than_what_the_gpu_or_the_host_needs(
+    ops: list[Op], model: GpuModel
+) -> None:
+    time = estimate(ops, model)
+    if time is not None:
+        assert time.step_s >= max(time.gpu_busy_s, time.host_s) * (1 - 1e-9)
+        assert time.step_s <= (time.gpu_busy_s + time.host_s) * (1 + 1e-9)
+        assert 0 < time.low_s <= time.step_s <= time.high_s
+
+
+@given(steps, models)
+def test_the_phases_together_are_the_step(ops: list[Op], model: GpuModel) -> None:
+    time = estimate(ops, model)
+    if time is not None:
+        assert sum(time.by_phase.values()) == pytest.approx(time.step_s)
+        assert set(time.by_phase) == {each.phase for each in ops}
+        assert time.flops == sum(each.flops for each in ops)
+
+
+@given(steps, st.data())
+def test_more_work_in_an_op_never_makes_a_step_shorter(ops: list[Op], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(ops) - 1))
+    more = replace(
+        ops[at],
+        flops=ops[at].flops + data.draw(st.integers(0, TERA)),
+        moved_bytes=ops[at].moved_bytes + data.draw(st.integers(0, GIGA)),
+    )
+    before, after = time_of(*ops), time_of(*ops[:at], more, *ops[at + 1 :])
+    assert before.step_s <= after.step_s * (1 + 1e-9)
+    assert before.high_s <= after.high_s * (1 + 1e-9)
+
+
+@given(steps, ops_)
+def test_one_more_op_never_makes_a_step_shorter(ops: list[Op], more: Op) -> None:
+    assert time_of(*ops).step_s <= time_of(*ops, more).step_s * (1 + 1e-9)
+
+
+@given(
+    steps,
+    models,
+    st.sampled_from(["memory_bandwidth_bytes_per_s", "fp32_flops", "fp16_flops", "tf32_flops"]),
+)
+def test_twice_the_hardware_never_makes_a_step_longer(
+    ops: list[Op], model: GpuModel, figure: str
+) -> None:
+    before = estimate(ops, model)
+    rate = getattr(model, figure)
+    if before is None or rate is None:
+        return
+    after = estimate(ops, replace(model, **{figure: 2 * rate}))
+    assert after is not None
+    assert after.step_s <= before.step_s * (1 + 1e-9)
+
+
+@given(steps)
+def test_tf32_never_makes_a_step_longer(ops: list[Op]) -> None:
+    assert time_of(*ops, matmul_precision="tf32").step_s <= time_of(*ops).step_s * (1 + 1e-9)
+
+
+# ---- what is not known -----------------------------------------------------------------------
+
+
+@given(steps, models)
+def test_without_a_bandwidth_there_is_no_answer(ops: list[Op], model: GpuModel) -> None:
+    assert estimate(ops, replace(model, memory_bandwidth_bytes_per_s=None)) is None
+
+
+def test_no_ops_are_no_step() -> None:
+    assert estimate([], A100) is None
+
+
+def test_a_rate_that_nobody_knows_matters_only_where_it_is_needed() -> None:
+    model = replace(A100, fp32_flops=None)
+    assert estimate([op(flops=TERA)], model) is None
+    assert estimate([op(flops=TERA, dtype="bfloat16")], model) is not None
+    assert estimate([op("add", moved=GIGA)], model) is not None
+
+
+def test_every_gpu_whose_speed_the_catalogue_has_gets_an_answer() -> None:
+    step = [op(flops=TERA), op("convolution", flops=TERA, dtype="float16"), op("add", moved=GIGA)]
+    for model in catalog.all_models():
+        known = model.memory_bandwidth_bytes_per_s and model.fp32_flops
+        assert (estimate(step, model) is not None) == bool(known)
+
+
+# ---- rates -----------------------------------------------------------------------------------
+
+
+def test_an_fp32_matmul_uses_tf32_only_if_it_is_asked_for() -> None:
+    step = op(flops=100 * TERA)
+    assert time_of(step).step_s > 4 * time_of(step, matmul_precision="tf32").step_s
+    on_v100 = time_of(step, on=V100, matmul_precision="tf32")  # which has none
+    assert on_v100.step_s == time_of(step, on=V100).step_s
+
+
+def test_an_fp32_convolution_uses_tf32_unasked_where_there_is_tf32() -> None:
+    step = op("convolution_backward", flops=100 * TERA)
+    assert time_of(step).step_s < time_of(op(flops=100 * TERA)).step_s / 4
+    assert time_of(step, on=V100).step_s > time_of(op(flops=100 * TERA), on=V100).step_s
+
+
+def test_a_card_without_tensor_cores_computes_fp16_at_its_vector_rate() -> None:
+    fp32, fp16 = (time_of(op(flops=TERA, dtype=dtype), on=P40) for dtype in ("float32", "float16"))
+    assert fp16.step_s == fp32.step_s
+
+
+def test_bf16_is_slow_where_the_hardware_has_only_fp16() -> None:
+    fp16, bf16 = (time_of(op(flops=TERA, dtype=dtype), on=T4) for dtype in ("float16", "bfloat16"))
+    assert bf16.step_s > 5 * fp16.step_s
+    assert bf16.step_s == time_of(op(flops=TERA), on=T4).step_s
+
+
+def test_bf16_and_tf32_follow_from_fp16_on_tensor_cores_that_have_them() -> None:
+    model = replace(A100, bf16_flops=None, tf32_flops=None, matmul_bf16_flops=None)
+    complete = replace(A100, matmul_bf16_flops=None)
+    for step in (op(flops=TERA, dtype="bfloat16"), op("convolution", flops=TERA)):
+        assert time_of(step, on=model) == time_of(step, on=complete)
+
+
+def test_a_measured_matmul_is_the_ceiling_and_else_the_usual_share_of_the_sheet() -> None:
+    step = op(flops=100 * TERA, dtype="bfloat16")
+    assert A100.matmul_bf16_flops is not None
+    likely = 100 * TERA / (A100.matmul_bf16_flops * 0.80)
+    assert time_of(step).gpu_busy_s == pytest.approx(likely)
+    unmeasured = time_of(step, on=replace(A100, matmul_bf16_flops=None))
+    assert unmeasured.gpu_busy_s == pytest.approx(100 * TERA / (312 * TERA * 0.80 * 0.80))
+
+
+def test_the_usual_share_of_the_sheet_is_that_of_the_catalogue() -> None:
+    ratios = {
+        model.matmul_bf16_flops / model.bf16_flops
+        for model in catalog.all_models()
+        if model.matmul_bf16_flops and model.bf16_flops
+    }
+    assert median(ratios) == pytest.approx(speed._BEST_OF_SHEET, abs=0.01)
+
+
+def test_fused_attention_has_an_efficiency_of_its_own() -> None:
+    matmul = time_of(op(flops=100 * TERA, dtype="bfloat16"))
+    attention = time_of(op("_flash_attention_forward", flops=100 * TERA, dtype="bfloat16"))
+    assert attention.step_s > matmul.step_s
+
+
+def test_fp64_is_slow_on_a_t4_and_half_as_fast_as_fp32_on_a_v100() -> None:
+    single, double = op(flops=TERA), op(flops=TERA, dtype="float64")
+    assert time_of(double, on=V100).gpu_busy_s == pytest.approx(
+        2 * time_of(single, on=V100).gpu_busy_s
+    )
+    assert time_of(double, on=T4).gpu_busy_s > 30 * time_of(single, on=T4).gpu_busy_s
+
+
+# ---- what a step is bound by -----------------------------------------------------------------
+
+
+def test_an_optimizer_step_is_bound_by_memory_bandwidth() -> None:
+    time = time_of(*[op("_foreach_addcdiv_", moved=4 * GIGA, phase="step")] * 10)
+    assert time.bound_by == "memory bandwidth"
+    assert time.gpu_busy_s == pytest.approx(40 * GIGA / (2039 * GIGA * 0.80))
+
+
+def test_large_matmuls_are_bound_by_arithmetic() -> None:
+    assert time_of(*[op(flops=TERA, moved=GIGA // 10)] * 10).bound_by == "arithmetic"
+
+
+def test_many_small_ops_are_bound_by_their_launches_and_a_faster_gpu_does_not_help() -> None:
+    step = [op("add", moved=4096)] * 1000
+    slow, fast = time_of(*step, on=T4), time_of(*step, on=A100)
+    assert slow.bound_by == fast.bound_by == "kernel launches"
+    assert slow.step_s == fast.step_s
+    assert fast.step_s == pytest.approx(fast.host_s, rel=0.01)
+
+
+def test_launches_hide_behind_a_long_kernel_before_them_but_not_after_them() -> None:
+    small, large = [op("add", moved=4096)] * 1000, op(flops=TERA)
+    hidden, shown = time_of(large, *small), time_of(*small, large)
+    assert hidden.gpu_busy_s == pytest.approx(shown.gpu_busy_s)
+    assert hidden.step_s == pytest.approx(hidden.gpu_busy_s, rel=0.01)
+    assert shown.step_s == pytest.approx(shown.host_s + time_of(large).gpu_busy_s, rel=0.01)
+
+
+def test_the_host_waits_where_a_value_is_read() -> None:
+    large, small = op(flops=TERA), [op("add", moved=4096)] * 1000
+    read = op("_local_scalar_dense", moved=4)
+    assert time_of(large, read, *small).step_s > time_of(large, *small).step_s
+
+
+def test_making_a_view_or_an_empty_tensor_costs_the_gpu_nothing() -> None:
+    time = time_of(op("empty", moved=GIGA), op("_unsafe_view", moved=GIGA))
+    assert time.gpu_busy_s == 0
+    assert time.step_s == time.host_s
+
+
+# ---- measured steps --------------------------------------------------------------------------
+
+
+@given(steps, st.floats(1e-4, 1e4))
+def test_a_step_held_to_itself_is_what_was_measured(ops: list[Op], measured_s: float) -> None:
+    time = time_of(*ops)
+    held = anchored(time, time, measured_s)
+    assert held.step_s == pytest.approx(measured_s)
+    assert held.low_s < measured_s < held.high_s
+    assert sum(held.by_phase.values()) == pytest.approx(measured_s)
+    assert held.bound_by == time.bound_by
+    assert held.flops == time.flops
+
+
+def test_a_measured_step_carries_its_ratio_to_another_and_narrows_the_bounds() -> None:
+    one, two = time_of(*[op(flops=TERA)] * 4), time_of(*[op(flops=TERA)] * 8)
+    held = anchored(two, one, 3 * one.step_s)
+    assert held.step_s == pytest.approx(3 * two.step_s)
+    assert held.high_s / held.low_s < two.high_s / two.low_s
+
+
+def test_the_bounds_stay_wide_where_another_thing_decides() -> None:
+    arithmetic, launches = time_of(op(flops=TERA)), time_of(*[op("add", moved=4)] * 1000)
+    held = anchored(launches, arithmetic, arithmetic.step_s)
+    assert held.low_s <= launches.low_s
+    assert launches.high_s <= held.high_s
+
+
+@pytest.mark.parametrize("measured_s", [0.0, -1.0, float("nan")])
+def test_a_step_that_took_no_time_is_refused(measured_s: float) -> None:
+    time = time_of(op(flops=TERA))
+    with pytest.raises(UsageError, match="no time"):
+        anchored(time, time, measured_s)
