@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types house docs rest fix bench clean
+.PHONY: help demo test check format lint types house docs rest fix accuracy bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ fix: $(VENV)/.installed-dev ## format, mend what ruff can mend, write the genera
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m docs.generate
+
+accuracy: $(VENV)/.installed-dev ## predictions beside published GPU measurements
+	$(BIN)/python -m accuracy
 
 bench: $(VENV)/.installed-dev ## what a reading and a start cost, beside nvitop and gpustat
 	$(BIN)/python -m benchmarks

@@ -74,6 +74,12 @@ def gpus_table() -> str:
     return as_console(f"oomph {command}", oomph(*command.split()))
 
 
+def prediction() -> str:
+    example, options = "examples/small_gpt.py", "--gpu rtx4090 --micro-batch 8 --precision bf16"
+    printed = oomph("predict", f"{ROOT / example}:workload", *options.split())
+    return as_console(f"oomph predict {example}:workload {options}", printed)
+
+
 def cli_help() -> str:
     commands = [(), *((verb,) for verb in verbs())]
     return "\n\n".join(
@@ -89,7 +95,7 @@ def verbs() -> Iterator[str]:
 
 
 GENERATED: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"line": the_line, "gpus": gpus_table},
+    "README.md": {"predict": prediction, "line": the_line, "gpus": gpus_table},
     "docs/cli.md": {"help": cli_help},
 }
 

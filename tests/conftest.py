@@ -18,7 +18,9 @@ OnMachine = Callable[..., NvmlMachine]
 
 
 @pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """No variable of the machine that the tests run on decides what they see."""
     for name in (
         "CUDA_VISIBLE_DEVICES",
@@ -28,6 +30,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "COLUMNS",
     ):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture

@@ -59,9 +59,13 @@ def test_every_field_that_json_prints_is_documented() -> None:
     from dataclasses import fields
 
     from oomph.records.machine import Device, GpuReading, Machine, Process
+    from oomph.records.prediction import Moment, Prediction, Unknown
+    from oomph.records.workload import Variant
 
-    documented = (ROOT / "docs" / "reading-gpus.md").read_text()
-    for record in (Machine, Device, Process, GpuReading):
+    names = ("reading-gpus.md", "predicting.md")
+    documented = "".join((ROOT / "docs" / name).read_text() for name in names)
+    records = (Machine, Device, Process, GpuReading, Prediction, Moment, Unknown, Variant)
+    for record in records:
         for field in fields(record):
             assert re.search(rf"[`\"]{field.name}[`\"]", documented), f"{record}.{field.name}"
 

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oomph.errors import OomphError as OomphError
+    from oomph.records.workload import Workload as Workload
     from oomph.verbs import gpu_utilisation as gpu_utilisation
     from oomph.verbs import gpus as gpus
+    from oomph.verbs import predict as predict
     from oomph.verbs import print_gpu_utilisation as print_gpu_utilisation
 
     gpu_utilization = gpu_utilisation
@@ -24,19 +26,23 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "OomphError": ("oomph.errors", "OomphError"),
+    "Workload": ("oomph.records.workload", "Workload"),
     "gpu_utilisation": ("oomph.verbs", "gpu_utilisation"),
     "gpu_utilization": ("oomph.verbs", "gpu_utilisation"),
     "gpus": ("oomph.verbs", "gpus"),
+    "predict": ("oomph.verbs", "predict"),
     "print_gpu_utilisation": ("oomph.verbs", "print_gpu_utilisation"),
     "print_gpu_utilization": ("oomph.verbs", "print_gpu_utilisation"),
 }
 
 __all__ = [
     "OomphError",
+    "Workload",
     "__version__",
     "gpu_utilisation",
     "gpu_utilization",
     "gpus",
+    "predict",
     "print_gpu_utilisation",
     "print_gpu_utilization",
 ]

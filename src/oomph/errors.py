@@ -3,6 +3,7 @@
     OomphError              anything that oomph refuses to do         exit 2
     |-- UsageError          a flag or an argument that makes no sense exit 2
     |   `-- UnknownGpu      a GPU name that the catalogue cannot place exit 2
+    |-- UserCodeError       the user's own code raised something      exit 2
     `-- Unreadable          a machine or a file that cannot be read   exit 4
 
 "It does not fit" and "no GPU is free" are answers, not exceptions: verbs
@@ -29,6 +30,10 @@ class OomphError(Exception):
         self.because = because
         self.attempt = attempt
         super().__init__(what)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors come back from child processes; their keywords must come with them.
+        return _again, (type(self), self.__dict__.copy())
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -60,7 +65,18 @@ class UnknownGpu(UsageError):
         super().__init__(what, because=because, attempt=attempt)
 
 
+class UserCodeError(OomphError):
+    """The user's own code raised something; the message names their line."""
+
+
 class Unreadable(OomphError):
     """A machine or a file that cannot be read."""
 
     exit_code = EXIT_UNREADABLE
+
+
+def _again(kind: type[OomphError], fields: dict[str, object]) -> OomphError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, fields["what"])
+    error.__dict__.update(fields)
+    return error

@@ -35,13 +35,16 @@ def test_the_device_has_what_torch_reserves_and_the_context() -> None:
     told = predicted(trace_of([GIB, 2 * GIB], [1, 2, -1, -2], 2))
     assert told.reserved_bytes == 3 * GIB
     assert told.device_bytes == 3 * GIB + 400 * MIB
-    assert (told.low_bytes, told.high_bytes) == (3 * GIB + 300 * MIB, 3 * GIB + 500 * MIB)
+    unseen = 3 * GIB // 100 + 40 * MIB
+    assert told.low_bytes == 3 * GIB + 300 * MIB - unseen
+    assert told.high_bytes == 3 * GIB + 500 * MIB + unseen
 
 
 @pytest.mark.parametrize(
     ("usable", "verdict"),
     [
-        (3 * GIB + 500 * MIB, "yes"),
+        (3 * GIB + 600 * MIB, "yes"),
+        (3 * GIB + 500 * MIB, "uncertain"),
         (3 * GIB + 400 * MIB, "uncertain"),
         (3 * GIB + 300 * MIB, "uncertain"),
         (3 * GIB + 298 * MIB, "no"),
@@ -57,7 +60,7 @@ def test_what_fits_only_after_the_cache_was_given_back_is_told() -> None:
     roomy, tight = predicted(trace), predicted(trace, 3 * GIB)
     assert (roomy.fits, roomy.num_retries) == ("yes", 0)
     assert (tight.fits, tight.num_retries) == ("yes", 1)
-    assert roomy.reserved_bytes == 4 * GIB
+    assert (roomy.reserved_bytes, tight.reserved_bytes) == (4 * GIB, 2 * GIB)
 
 
 def test_the_workspace_of_convolutions_is_an_unknown_that_widens_the_bar() -> None:
@@ -65,7 +68,7 @@ def test_the_workspace_of_convolutions_is_an_unknown_that_widens_the_bar() -> No
     convolution = Op(name="convolution", phase="forward", flops=1, moved_bytes=GIB, dtype="float32")
     plain, convolved = predicted(trace), predicted(replace(trace, ops=[convolution]))
     assert convolved.high_bytes == plain.high_bytes + GIB
-    assert convolved.low_bytes == plain.low_bytes
+    assert convolved.low_bytes < plain.low_bytes
     assert any("cuDNN" in unknown.what for unknown in convolved.unknowns)
 
 
@@ -78,4 +81,4 @@ def test_live_allocated_reserved_and_device_stand_in_this_order(sizes: list[int]
     events = list(range(1, len(sizes) + 1))
     told = predicted(trace_of(sizes, events, 2))
     assert sum(told.by_category.values()) <= told.allocated_bytes <= told.reserved_bytes
-    assert told.reserved_bytes < told.low_bytes <= told.device_bytes <= told.high_bytes
+    assert told.low_bytes <= told.device_bytes <= told.high_bytes

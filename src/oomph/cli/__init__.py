@@ -11,7 +11,7 @@ import os
 import sys
 
 from oomph import __version__
-from oomph.cli import gpus
+from oomph.cli import gpus, predict
 from oomph.errors import EXIT_UNREADABLE, EXIT_USAGE, OomphError, Unreadable, UsageError
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-_VERBS = {"gpus": gpus}
+_VERBS = {"gpus": gpus, "predict": predict}
 _SHELLS = ("bash", "zsh", "fish")
 _EXIT_CODES = """\
 exit codes:
@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # flushes standard output at its end; let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # the disk is full, say; nothing else here opens files
-        print(f"oomph: the answer could not be written: {error}", file=sys.stderr)
+    except OSError as error:  # the disk is full, say
+        print(f"oomph: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_UNREADABLE
 

@@ -1,0 +1,1 @@
+"""Predictions beside published GPU measurements. Models are rebuilt from their paper or code."""

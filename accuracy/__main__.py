@@ -1,0 +1,234 @@
+"""`python -m accuracy`: predictions beside published measurements, row by row."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from accuracy.rows import ROWS, XMEM, Row, Source
+from oomph.errors import OomphError
+from oomph.predicting.assembly import Card
+from oomph.predicting.overhead import Interval
+from oomph.records.prediction import Prediction
+from oomph.records.trace import Trace
+from oomph.units import MIB
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+_BLOCK = "accuracy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A row and what was predicted for it."""
+
+    row: Row
+    prediction: Prediction | None  # None: it could not be rehearsed
+    remarks: tuple[str, ...]
+
+    @property
+    def error_ratio(self) -> float | None:
+        measured = self.row.measured_mib
+        if measured is None or self.prediction is None:
+            return None
+        return self.prediction.device_bytes / (measured * MIB) - 1
+
+    @property
+    def is_inside(self) -> bool | None:
+        measured = self.row.measured_mib
+        if measured is None or self.prediction is None:
+            return None
+        return self.prediction.low_bytes <= measured * MIB <= self.prediction.high_bytes
+
+
+# ---- predicting ------------------------------------------------------------------------------
+
+
+def score(row: Row) -> Scored:
+    """Rehearse a row in a child, for torch is patched on the way."""
+    from oomph.tracing.child import in_a_child
+
+    remarks = [row.remark] if row.remark else []
+    try:
+        prediction, limited_bytes = in_a_child(lambda: _predict(row))
+        if row.source is XMEM:
+            late, _ = in_a_child(lambda: _predict(row, zero_grad_late=True))
+            remarks.append(f"{_mib(late.device_bytes)} with zero_grad after the forward pass")
+    except OomphError as error:
+        return Scored(row=row, prediction=None, remarks=(*remarks, str(error)))
+    if limited_bytes < prediction.device_bytes:
+        remarks.append(f"{_mib(limited_bytes)} where the allocator meets the end of the card")
+    return Scored(row=row, prediction=prediction, remarks=tuple(remarks))
+
+
+def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int]:
+    """The prediction, and what NVML would show at most where the card ends."""
+    from accuracy.workloads import variant_of, workload_of
+    from oomph.predicting.assembly import assemble
+    from oomph.tracing.rehearse import prepare, rehearse
+    from oomph.verbs import find_gpu
+
+    capability = find_gpu(row.source.gpu).model.compute_capability
+    assert capability is not None
+    prepare(capability)
+    variant = variant_of(row)
+    workload = workload_of(row, zero_grad_late=zero_grad_late)
+    trace, card = rehearse(workload, variant, capability), card_of(row.source)
+    limit_bytes = card.usable.likely_bytes - card.context.likely_bytes
+    limited_bytes = _peak_under(limit_bytes, trace) + card.context.likely_bytes
+    return assemble(trace, variant, card), limited_bytes
+
+
+def _peak_under(limit_bytes: int, trace: Trace) -> int:
+    from oomph.predicting.allocator import CachingAllocator
+    from oomph.predicting.allocator_settings import AllocatorSettings
+    from oomph.predicting.device import SimulatedDevice
+    from oomph.predicting.replay import replay
+
+    sizes = [allocation.size_bytes for allocation in trace.allocations]
+    allocator = CachingAllocator(AllocatorSettings(), SimulatedDevice(limit_bytes))
+    return replay(allocator, sizes, trace.events).peak_reserved_bytes
+
+
+def card_of(source: Source) -> Card:
+    """The GPU of a source, with as much of the context as its figures have."""
+    from oomph.predicting.overhead import context, usable_bytes
+    from oomph.verbs import find_gpu
+
+    model = find_gpu(source.gpu).model
+    usable, whole = usable_bytes(model), context(model, source.torch_version)
+    if source.context_mib is None:
+        return Card(name=source.gpu, usable=usable, context=whole)
+    inside = source.context_mib * MIB
+    if inside == 0:  # it is there, but not in the figures
+        usable = Interval(
+            usable.low_bytes - whole.high_bytes,
+            usable.likely_bytes - whole.likely_bytes,
+            usable.high_bytes - whole.low_bytes,
+            "less the context",
+        )
+    told = Interval(inside, inside, inside, "as the source says")
+    return Card(name=source.gpu, usable=usable, context=told)
+
+
+# ---- tables ----------------------------------------------------------------------------------
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:.0f}"
+
+
+def table(scored: Sequence[Scored]) -> Iterator[str]:
+    """The rows of one source."""
+    yield "| run | measured MiB | predicted | error % | low - high | inside? | remarks |"
+    yield "|---|--:|--:|--:|--:|---|---|"
+    for each in scored:
+        prediction, measured = each.prediction, each.row.measured_mib
+        cells = ["-", "-", "-", "-"]
+        if prediction is not None:
+            error, inside = each.error_ratio, each.is_inside
+            bar = f"{_mib(prediction.low_bytes)} - {_mib(prediction.high_bytes)}"
+            verdict = f"fits: {prediction.fits}" if inside is None else "yes" if inside else "no"
+            shown = "-" if error is None else f"{100 * error:+.2f}"
+            cells = [_mib(prediction.device_bytes), shown, bar, verdict]
+        told = "out of memory" if measured is None else str(measured)
+        yield f"| {' | '.join([each.row.what, told, *cells, '; '.join(each.remarks)])} |"
+
+
+def summary(groups: Sequence[tuple[str, Source, Sequence[Scored]]]) -> Iterator[str]:
+    """A line per source and kind of model."""
+    yield "| source | what was measured | rows | median absolute error | p95 | within the bar |"
+    yield "|---|---|--:|--:|--:|--:|"
+    for title, source, scored in groups:
+        errors = [abs(each.error_ratio) for each in scored if each.error_ratio is not None]
+        if not errors:
+            continue
+        inside = sum(each.is_inside is True for each in scored)
+        name = f"[{title}](https://github.com/{source.reference.partition('@')[0]})"
+        yield (
+            f"| {name} | {source.metric} | {len(errors)} | {100 * median(errors):.1f} % "
+            f"| {100 * percentile(errors, 0.95):.1f} % | {inside} of {len(errors)} |"
+        )
+    yield ""
+    yield _verdicts([each for _, _, scored in groups for each in scored])
+
+
+def _verdicts(scored: Sequence[Scored]) -> str:
+    """How often "it does not fit" was said of runs that ran out of memory, and of others."""
+    said: dict[bool, list[bool]] = {True: [], False: []}
+    for each in scored:
+        if each.prediction is not None:
+            said[each.row.measured_mib is None].append(each.prediction.fits == "no")
+    return (
+        f"Of {len(said[True])} that ran out of memory, {sum(said[True])} foretold; "
+        f"of {len(said[False])} that fitted, {sum(said[False])} said not to."
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that so many are not above: of fewer than 20 the largest, for 0.95."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
+
+
+def grouped(scored: Sequence[Scored]) -> list[tuple[str, Source, list[Scored]]]:
+    groups: dict[tuple[str, Source], list[Scored]] = {}
+    for each in scored:
+        kind = "transformers" if each.row.model.startswith(("bert", "gpt")) else "CNNs"
+        groups.setdefault((f"{each.row.source.name}, {kind}", each.row.source), []).append(each)
+    return [(title, source, rows) for (title, source), rows in groups.items()]
+
+
+# ---- the command -----------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m accuracy", description=__doc__)
+    parser.add_argument("--readme", action="store_true", help="write the summary into README.md")
+    parser.add_argument("--only", default="", help="only rows with this in their source or name")
+    options = parser.parse_args()
+    if options.readme and options.only:
+        parser.error("--readme wants all rows")
+
+    from accuracy import cnn, gpt
+
+    cnn.check_parameters()
+    gpt.check_parameters()
+    scored = list(
+        _score_all([row for row in ROWS if options.only in f"{row.source.name} {row.what}"])
+    )
+    groups = grouped(scored)
+    for title, source, rows in groups:
+        print(f"### {title}\n\n{source.metric}; {source.gpu}; {source.reference}\n")
+        print("\n".join(table(rows)) + "\n")
+    lines = "\n".join(summary(groups))
+    print(lines)
+    if options.readme:
+        _write(lines)
+
+
+def _score_all(rows: Sequence[Row]) -> Iterator[Scored]:
+    for number, row in enumerate(rows, 1):
+        began = time.perf_counter()
+        yield score(row)
+        took_s = time.perf_counter() - began
+        print(
+            f"{number}/{len(rows)} {row.source.name}: {row.what}: {took_s:.1f} s", file=sys.stderr
+        )
+
+
+def _write(lines: str) -> None:
+    from docs.generate import replace_block
+
+    try:
+        README.write_text(replace_block(README.read_text("utf-8"), _BLOCK, lines), "utf-8")
+    except LookupError as error:
+        print(f"README.md is as it was: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Prediction -> what `oomph predict` prints: the verdict first, then the peak drawn to scale."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from oomph.records.prediction import Prediction
+from oomph.showing.terminal import draws_blocks, new_console, print_line, print_prose, text_of
+from oomph.units import format_bytes, format_ratio
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLES = {"yes": "bold green", "no": "bold red", "uncertain": "bold yellow"}
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "white")
+_BLOCKS = "█▓▒▞▚▤▥▦▧"  # told apart without colours, too
+_ASCII = "#%@*+=oxc"
+_BAR_WIDTH = 60
+_MOST_MODULES = 5
+
+
+def print_prediction(prediction: Prediction) -> None:
+    """The whole prediction on the terminal."""
+    console = new_console()
+    print_prose(console, _verdict(prediction), _STYLES[prediction.fits])
+    print_prose(console, _figures(prediction))
+    _print_parts(console, prediction)
+    print_prose(console, _moment(prediction))
+    _print_modules(console, prediction)
+    if prediction.step_s is not None and prediction.samples_per_s is not None:
+        print_prose(
+            console,
+            f"time: about {prediction.step_s:.3g} s a step, {prediction.samples_per_s:.3g} samples"
+            " a second (an estimate from the datasheet: trust the order of plans, not the figure)",
+        )
+    for unknown in prediction.unknowns:
+        print_prose(
+            console,
+            f"unknown: {unknown.what}: {format_bytes(unknown.low_bytes)} to"
+            f" {format_bytes(unknown.high_bytes)}; settled by {unknown.settled_by}",
+            "dim",
+        )
+    for note in prediction.notes:
+        print_prose(console, f"assumed: {note}", "dim")
+
+
+def _verdict(prediction: Prediction) -> str:
+    variant = prediction.variant
+    how = f"micro-batch {variant.micro_batch} x {variant.accumulation}, {variant.precision}"
+    if variant.checkpoint_every:
+        every = (
+            "every block" if variant.checkpoint_every == 1 else f"1 of {variant.checkpoint_every}"
+        )
+        how += f", {every} recomputed"
+    fits = {
+        "yes": "fits",
+        "no": "does not fit",
+        "uncertain": "may or may not fit",
+    }[prediction.fits]
+    retries = (
+        f", with {prediction.num_retries} allocator retries: slow"
+        if prediction.num_retries and prediction.fits != "no"
+        else ""
+    )
+    return f"{fits} on {prediction.gpu}: {how}{retries}"
+
+
+def _figures(prediction: Prediction) -> str:
+    device, capacity = prediction.device_bytes, prediction.capacity_bytes
+    share = f" ({format_ratio(device / capacity)})" if capacity else ""
+    return (
+        f"on the device {format_bytes(device)} ({format_bytes(prediction.low_bytes)} to"
+        f" {format_bytes(prediction.high_bytes)}) of {format_bytes(capacity)}{share};"
+        f" torch reserves {format_bytes(prediction.reserved_bytes)}, allocates"
+        f" {format_bytes(prediction.allocated_bytes)}"
+    )
+
+
+def _print_parts(console: Console, prediction: Prediction) -> None:
+    """What the peak is made of, as a bar and as a list."""
+    live = sum(prediction.by_category.values())
+    cache = max(prediction.reserved_bytes - live, 0)
+    context = prediction.device_bytes - prediction.reserved_bytes
+    parts: dict[str, int] = {
+        **{str(category): size for category, size in prediction.by_category.items()},
+        "allocator's cache": cache,
+        "CUDA context": context,
+    }
+    whole = max(prediction.capacity_bytes, prediction.device_bytes)
+    width = min(_BAR_WIDTH, console.width)
+    glyphs = _BLOCKS if draws_blocks(console) else _ASCII
+    free = "░" if draws_blocks(console) else "."
+    edges = [0, *(round(width * end / whole) for end in itertools.accumulate(parts.values()))]
+    pieces = [
+        (glyphs[i % len(glyphs)] * (after - before), _COLOURS[i % len(_COLOURS)])
+        for i, (before, after) in enumerate(itertools.pairwise(edges))
+    ]
+    print_line(console, text_of([*pieces, (free * (width - edges[-1]), "dim")]))
+    for i, (part, size_bytes) in enumerate(parts.items()):
+        mark = (f"  {glyphs[i % len(glyphs)]} ", _COLOURS[i % len(_COLOURS)])
+        print_line(console, text_of([mark, (f"{part:<18} {format_bytes(size_bytes):>9}", "")]))
+
+
+def _moment(prediction: Prediction) -> str:
+    moment = prediction.peak_at
+    where = f" of {moment.module}" if moment.module else ""
+    return f"peak: step {moment.step}, {moment.phase}, in {moment.op}{where}"
+
+
+def _print_modules(console: Console, prediction: Prediction) -> None:
+    largest = list(prediction.by_module.items())[:_MOST_MODULES]
+    if largest:
+        told = ", ".join(f"{name or 'the model itself'} {format_bytes(n)}" for name, n in largest)
+        print_prose(console, f"largest at the peak: {told}")

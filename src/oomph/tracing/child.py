@@ -1,0 +1,101 @@
+"""Work that patches torch -> its result, from a child process that is thrown away.
+
+The child is forked: it has the user's functions as they are, whatever they close over, and
+torch if it was imported before. What it raises comes back as one error that names the user's
+own line.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from oomph.errors import OomphError, UserCodeError
+
+T = TypeVar("T")
+
+
+def in_a_child(work: Callable[[], T]) -> T:
+    """Do `work` in a forked child. Raises what it raised, or UserCodeError."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _answer(writing, work)
+    os.close(writing)
+    try:
+        with os.fdopen(reading, "rb") as pipe:
+            answer = pipe.read()
+    finally:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if not answer:
+        raise UserCodeError(
+            "the rehearsal ended without an answer",
+            because=f"its process ended with {status}",
+            attempt="running the workload's functions by themselves",
+        )
+    # Written by our own child a moment ago.
+    outcome: tuple[bool, Any] = pickle.loads(answer)  # noqa: S301
+    if outcome[0]:
+        result: T = outcome[1]
+        return result
+    raise outcome[1]
+
+
+def _answer(writing: int, work: Callable[[], Any]) -> None:
+    """Write the outcome and end, without any of the parent's clean-up."""
+    code = 1
+    try:
+        os.dup2(2, 1)  # what the user's code prints is not the answer
+        sys.stdout = sys.stderr
+        answer = pickle.dumps(_outcome(work), protocol=pickle.HIGHEST_PROTOCOL)
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(answer)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _outcome(work: Callable[[], Any]) -> tuple[bool, Any]:
+    try:
+        return True, work()
+    except OomphError as error:
+        return False, error
+    except SystemExit as error:
+        return False, UserCodeError("the workload ended the program", because=f"exit({error.code})")
+    except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the answer
+        return False, explained(error)
+
+
+def explained(error: BaseException) -> UserCodeError:
+    """The user's own line in an error, and what it says."""
+    place = _users_line(error.__traceback__)
+    told = " ".join(str(error).split())[:500]
+    is_without_torch = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+    return UserCodeError(
+        f"the workload failed{f' at {place}' if place else ''}",
+        because=f"{type(error).__name__}: {told}",
+        attempt="pip install torch, in the build for your driver"
+        if is_without_torch
+        else "running its functions by themselves, on the CPU",
+    )
+
+
+def _users_line(trace: TracebackType | None) -> str | None:
+    """The innermost line that is neither of a library nor of oomph."""
+    ours = str(Path(__file__).parents[1])
+    lines = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_tb(trace)
+        if not frame.filename.startswith((ours, sys.prefix, sys.base_prefix, "<frozen"))
+        and "site-packages" not in frame.filename
+    ]
+    return lines[-1] if lines else None

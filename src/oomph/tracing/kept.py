@@ -1,0 +1,120 @@
+"""Traces that were made before -> the same traces, without importing torch again.
+
+Kept for workloads of files, by content: the file, the files of the user's that it imported, the
+installed packages, the Python. Anything that changes makes a new trace. An entry that cannot be
+read is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from oomph.records.trace_columns import from_columns, to_columns
+from oomph.records.workload import Variant
+from oomph.tracing.traces import Traced, Wish, variant_for_batch
+
+_MOST_ENTRIES = 200
+
+
+def cache_directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "oomph" / "traces"
+
+
+def find(place: tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> Traced | None:
+    """The traces of an earlier rehearsal that are still true."""
+    try:
+        entry = json.loads(gzip.decompress(_path(place, wish, capability).read_bytes()))
+        if _hashes(entry["files"]) != entry["hashes"]:
+            return None
+        variant = variant_for_batch(entry["batch_size"], wish)
+        columns = entry["traces"].get(_shape_of(variant))
+        if columns is None:
+            return None
+        traces = tuple(from_columns(trace) for trace in columns)
+        return Traced(
+            variant=variant,
+            traces=traces,
+            files=tuple(entry["files"]),
+            batch_size=entry["batch_size"],
+        )
+    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
+def keep(place: tuple[Path, str], wish: Wish, capability: tuple[int, int], traced: Traced) -> None:
+    """Keep traces. A cache that cannot be written is no error: the answer is there already."""
+    path = _path(place, wish, capability)
+    files = sorted({str(place[0].resolve()), *traced.files})
+    entry = _earlier(path, files) or {
+        "files": files,
+        "hashes": _hashes(files),
+        "batch_size": traced.batch_size,
+        "traces": {},
+    }
+    entry["traces"][_shape_of(traced.variant)] = [to_columns(trace) for trace in traced.traces]
+    scratch = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_bytes(gzip.compress(json.dumps(entry).encode(), compresslevel=1))
+        scratch.replace(path)
+        _drop_oldest(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+
+
+def _earlier(path: Path, files: Sequence[str]) -> dict[str, Any] | None:
+    """The entry as it is, if it is still true."""
+    try:
+        entry: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, ValueError):
+        return None
+    is_same = entry.get("files") == list(files) and entry.get("hashes") == _hashes(files)
+    return entry if is_same and isinstance(entry.get("traces"), dict) else None
+
+
+def _shape_of(variant: Variant) -> str:
+    """Traces differ by whether they are of one example, and whether they accumulate."""
+    size = "one" if variant.micro_batch == 1 else "line"
+    return f"{size}, {'many' if variant.accumulation > 1 else 'single'}"
+
+
+def _path(place: tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> Path:
+    decided_by = (
+        _hashes(sorted(map(str, Path(__file__).parent.glob("*.py")))),  # the tracer itself
+        sys.version,
+        _installed(),
+        str(place[0].resolve()),
+        place[1],
+        wish.precision,
+        wish.checkpoint_every,
+        capability,
+    )
+    digest = hashlib.sha256(json.dumps(decided_by).encode()).hexdigest()
+    return cache_directory() / f"{digest[:32]}.json.gz"
+
+
+def _installed() -> list[str]:
+    """Name and version of everything installed, as pip names its directories."""
+    packages = Path(sysconfig.get_paths()["purelib"])
+    return sorted(path.name for path in packages.glob("*.dist-info"))
+
+
+def _hashes(files: Sequence[str]) -> list[str]:
+    return [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
+
+
+def _drop_oldest(directory: Path) -> None:
+    entries = sorted(directory.glob("*.json.gz"), key=lambda path: path.stat().st_mtime)
+    for path in entries[:-_MOST_ENTRIES]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,264 @@
+"""Meta tensors that say they are on a GPU.
+
+To C++ a pretended tensor is on `meta`: it has a size and no memory, autograd needs no device
+and runs backward in the calling thread. To Python it is on `cuda:0`, so that a script, a model
+and torch's own Python take the branches that they take on a GPU. Tensors on the CPU stay real.
+
+`install` patches torch for the whole process and cannot be undone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+GPU_NAME = "oomph's pretended GPU"
+
+# Is a tensor on `meta` in truth? Torch's own getter, which no patch reaches.
+is_pretended: Callable[[Any], bool] = torch._C.TensorBase.is_meta.__get__  # type: ignore[attr-defined]
+
+
+class Lie:
+    """Whether tensors tell the truth at the moment."""
+
+    suspended = 0  # > 0 while a meta kernel or the building of a model runs, which must see `meta`
+    in_setitem = 0  # > 0 inside `x[i] = 3`: on a GPU the scalar stays on the host
+    capability = (8, 0)
+    total_bytes = 1 << 60
+
+
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
+    """Let tensors say the truth: for kernels of the meta device, and for building a model."""
+    Lie.suspended += 1
+    try:
+        yield
+    finally:
+        Lie.suspended -= 1
+
+
+def install(capability: tuple[int, int] = (8, 0), total_bytes: int = 1 << 60) -> None:
+    """Make this process believe that it has a GPU."""
+    Lie.capability, Lie.total_bytes = capability, total_bytes
+    # Imported first: decorators of torch import it lazily, and it breaks on patched classes.
+    import torch._dynamo
+
+    _patch_tensor(torch)
+    _patch_factories(torch)
+    _patch_moves(torch)
+    _patch_cuda(torch)
+    _patch_switches(torch)
+
+
+def _patch_tensor(torch: Any) -> None:
+    base = torch._C.TensorBase
+    true_device, on_meta = base.device.__get__, base.is_meta.__get__
+    gpu = torch.device("cuda", 0)
+
+    def device(tensor: Any) -> Any:
+        true = true_device(tensor)
+        return true if Lie.suspended or true.type != "meta" else gpu
+
+    torch.Tensor.device = property(device)
+    torch.Tensor.is_cuda = property(lambda tensor: not Lie.suspended and on_meta(tensor))
+    torch.Tensor.is_meta = property(lambda tensor: bool(Lie.suspended) and on_meta(tensor))
+    torch.Tensor.get_device = lambda tensor: 0 if on_meta(tensor) else -1
+    _patch_setitem(torch)
+
+
+def _patch_setitem(torch: Any) -> None:
+    original = torch.Tensor.__setitem__
+
+    def setitem(tensor: Any, key: Any, value: Any) -> None:
+        is_scalar = not isinstance(value, torch.Tensor)
+        Lie.in_setitem += is_scalar
+        try:
+            original(tensor, key, value)
+        finally:
+            Lie.in_setitem -= is_scalar
+
+    torch.Tensor.__setitem__ = setitem
+
+
+def to_meta(device: Any) -> Any:
+    """`meta` for whatever names a GPU."""
+    is_gpu = isinstance(device, int) or str(device).startswith("cuda")
+    return torch.device("meta") if is_gpu else device
+
+
+def _patch_factories(torch: Any) -> None:
+    """Every function that makes a tensor, so that `device="cuda"` makes a pretended one.
+
+    Not by a TorchFunctionMode: that is switched off inside functions which are themselves
+    written in Python, and nested factories would escape it.
+    """
+    from torch.utils._device import DeviceContext, _device_constructors
+
+    constructors = _device_constructors()
+    for name in dir(torch):
+        function = getattr(torch, name)
+        if callable(function) and _is_one_of(function, constructors):
+            setattr(torch, name, _factory(torch, function))
+    for name in [name for name in dir(torch) if name.endswith("_like")]:
+        setattr(torch, name, _factory(torch, getattr(torch, name)))
+    for name in (
+        "new_empty",
+        "new_empty_strided",
+        "new_full",
+        "new_ones",
+        "new_tensor",
+        "new_zeros",
+    ):
+        setattr(torch.Tensor, name, _factory(torch, getattr(torch.Tensor, name)))
+    original = DeviceContext.__init__
+    DeviceContext.__init__ = lambda self, device: original(self, to_meta(device))  # type: ignore[method-assign]
+
+
+def _is_one_of(function: Any, constructors: Any) -> bool:
+    try:
+        return function in constructors
+    except TypeError:  # not hashable, so no function
+        return False
+
+
+def _factory(torch: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") is not None:
+            kwargs["device"] = to_meta(kwargs["device"])
+            if kwargs["device"].__class__ is torch.device and kwargs["device"].type == "meta":
+                kwargs.pop("generator", None)
+                kwargs.pop("pin_memory", None)
+        return function(*args, **kwargs)
+
+    # Not functools.wraps: `__wrapped__` makes inspect and torch.jit.script fail.
+    wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
+    table = torch.jit._builtins._get_builtin_table()
+    if id(function) in table:
+        table[id(wrapped)] = table[id(function)]
+    return wrapped
+
+
+def _patch_moves(torch: Any) -> None:
+    original_to = torch.Tensor.to
+
+    def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") is not None:
+            kwargs["device"] = to_meta(kwargs["device"])
+        if args and isinstance(args[0], str | int | torch.device):
+            args = (to_meta(args[0]), *args[1:])
+        elif args and isinstance(args[0], torch.Tensor) and is_pretended(args[0]):
+            args = (torch.device("meta"), args[0].dtype, *args[1:])
+        wanted = kwargs.get("device") or (args[0] if args else None)
+        if is_pretended(tensor) and str(wanted) == "cpu":
+            return _brought_to_cpu(torch, tensor, args[1:], kwargs)
+        return original_to(tensor, *args, **kwargs)
+
+    def cpu(tensor: Any, *_: Any, **__: Any) -> Any:
+        return _brought_to_cpu(torch, tensor, (), {}) if is_pretended(tensor) else tensor
+
+    torch.Tensor.to = to
+    torch.Tensor.cuda = lambda tensor, *_, **__: original_to(tensor, torch.device("meta"))
+    torch.Tensor.cpu = cpu
+    torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor
+    torch.Tensor.is_pinned = lambda *_, **__: False
+    torch.Tensor.record_stream = lambda *_, **__: None
+
+
+def _brought_to_cpu(torch: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
+    """A real tensor of that shape. Its contents are nobody's: zeros."""
+    dtype = kwargs.get("dtype") or next((a for a in args if isinstance(a, torch.dtype)), None)
+    return torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
+
+
+class _Nothing:
+    """A stream, an event, a context: whatever torch.cuda hands out, it does nothing."""
+
+    cuda_stream = stream_id = device_index = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: 0.0
+
+    def query(self) -> bool:
+        return True
+
+
+def _patch_cuda(torch: Any) -> None:
+    class Properties:
+        name = GPU_NAME
+        major, minor = Lie.capability
+        total_memory = Lie.total_bytes
+        multi_processor_count = 108
+        warp_size = 32
+        max_threads_per_multi_processor = 2048
+        regs_per_multiprocessor = 65536
+        shared_memory_per_block = 49152
+        gcnArchName = ""  # noqa: N815 - torch's name
+
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "_lazy_init": lambda: None,
+        "init": lambda: None,
+        "synchronize": lambda *_: None,
+        "empty_cache": lambda: None,
+        "ipc_collect": lambda: None,
+        "set_device": lambda _: None,
+        "get_device_capability": lambda *_: Lie.capability,
+        "get_device_properties": lambda *_: Properties(),
+        "get_device_name": lambda *_: GPU_NAME,
+        "get_arch_list": list,
+        "is_bf16_supported": lambda *_, **__: Lie.capability >= (8, 0),
+        "is_current_stream_capturing": lambda: False,
+        "manual_seed": lambda _: None,
+        "manual_seed_all": lambda _: None,
+        "seed": lambda: None,
+        "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
+        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)],
+        "set_rng_state": lambda *_, **__: None,
+        "set_rng_state_all": lambda *_: None,
+        "mem_get_info": lambda *_: (Lie.total_bytes, Lie.total_bytes),
+        "memory_allocated": lambda *_: 0,
+        "max_memory_allocated": lambda *_: 0,
+        "memory_reserved": lambda *_: 0,
+        "max_memory_reserved": lambda *_: 0,
+        "reset_peak_memory_stats": lambda *_: None,
+        "current_stream": lambda *_: _Nothing(),
+        "default_stream": lambda *_: _Nothing(),
+        "stream": _Nothing,
+        "device": _Nothing,
+        "Stream": _Nothing,
+        "Event": _Nothing,
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    for name in ("is_available", "device_count", "synchronize", "empty_cache", "current_stream"):
+        if hasattr(torch.accelerator, name):
+            setattr(torch.accelerator, name, answers[name])
+
+
+def _patch_switches(torch: Any) -> None:
+    """Places where torch switches something off because it finds no GPU after all."""
+    import torch.cuda.amp.common
+    from torch.optim import Optimizer
+
+    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+    for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):
+        if hasattr(Optimizer, name):
+            setattr(Optimizer, name, lambda _: None)
+    # It must stay a class: annotations such as `Generator | None` use it.
+    original = torch.Generator
+    torch.Generator = type(
+        "Generator", (original,), {"__new__": lambda cls, *_, **__: original.__new__(cls, "cpu")}
+    )

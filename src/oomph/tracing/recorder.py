@@ -1,0 +1,217 @@
+"""Every op that torch dispatches -> allocations, frees and the work of kernels, in order.
+
+A pretended tensor's storage is an allocation: it is requested when an op first returns it and
+freed when Python and autograd have dropped it. The shapes that an op returns are remembered, so
+that the meta kernels, which are slow, run once for each kind of call.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from oomph.records.trace import Op, Phase
+from oomph.tracing import in_place, kernels, known_outputs
+from oomph.tracing.behaviour import Behaviour
+from oomph.tracing.known_outputs import key_of, leaves_of
+from oomph.tracing.pretend import Lie, is_pretended
+from oomph.tracing.work import work_of
+
+
+class _Live(weakref.ref):  # type: ignore[type-arg]
+    """A storage that is alive: which allocation it is."""
+
+    __slots__ = ("address", "number")
+    address: int
+    number: int
+
+
+class Recorder(TorchDispatchMode):
+    """Records while it is entered. `phase` is set by whoever drives the training loop."""
+
+    counts: Callable[[Any], bool] = staticmethod(is_pretended)  # is a tensor memory of the GPU?
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the check would be made for each op
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        super().__init__()
+        self.phase: Phase = "build"
+        self.events: list[int] = []
+        self.sizes: list[int] = []
+        self.born: list[tuple[str, str, Phase]] = []  # op, module, phase of each allocation
+        self.ops: list[Op] = []
+        self.notes: set[str] = set()
+        self.current_module: Callable[[], str] = str
+        self.computes = True  # whether the work of kernels is noted
+        self.capability = capability
+        self._live: dict[int, _Live] = {}
+        self._behaviours: dict[Any, Behaviour] = {}
+        self._known = known_outputs.shared(torch.get_default_dtype())
+        self._works: dict[Any, Op | None] = {}
+        self._has_workspace = False
+        self._on_death = self._make_on_death()
+        in_place.calibrate()
+
+    # ---- what is asked of it -----------------------------------------------------------------
+
+    def number_of(self, tensor: Any) -> int | None:
+        """Which allocation holds a tensor."""
+        if tensor.layout is not torch.strided:
+            return self.number_of(tensor._values())
+        live = self._live.get(tensor.untyped_storage()._cdata)
+        return None if live is None else live.number
+
+    def allocate(self, size_bytes: int, op: str) -> int:
+        """An allocation that no tensor shows. Freed by `free`, or never."""
+        sizes = self.sizes
+        sizes.append(size_bytes)
+        number = len(sizes)
+        self.born.append((op, self.current_module(), self.phase))
+        self.events.append(number)
+        return number - 1
+
+    def free(self, number: int) -> None:
+        self.events.append(-(number + 1))
+
+    # ---- what torch calls --------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        behaviour = self._behaviours.get(function)
+        if behaviour is None:
+            behaviour = self._behaviours[function] = Behaviour(function)
+        kind = behaviour.kind
+        if kind == "view":
+            out = function(*args, **kwargs)
+            if behaviour.lifts:
+                self.track(out, behaviour.label)
+            return out
+        if kind == "in place":
+            return self._in_place(behaviour, function, args, kwargs)
+        if behaviour.in_place is not None and in_place.is_in_place(behaviour.name, args):
+            return self._changed(behaviour, args, kwargs)
+        if behaviour.rule is not None:
+            answer = behaviour.rule(self, behaviour, function, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
+        return self.fresh(behaviour, function, args, kwargs)
+
+    def _changed(self, behaviour: Behaviour, args: Any, kwargs: Any) -> Any:
+        """What backward does in place, though a dispatch mode is asked for a copy."""
+        if not is_pretended(args[0]):
+            return getattr(args[0], str(behaviour.in_place))(*args[1:], **kwargs)
+        self.note_work(behaviour, args, kwargs, ())
+        return args[0]
+
+    def _in_place(self, behaviour: Behaviour, function: Any, args: Any, kwargs: Any) -> Any:
+        first = args[0]
+        if first.__class__ is list or first.__class__ is tuple:
+            first = first[0]
+        if is_pretended(first):  # nothing to compute, and nothing is allocated
+            if first.layout is not torch.strided:
+                self.notes.add("sparse gradients grow when they are added up: taken as constant")
+            self.note_work(behaviour, args, kwargs, ())
+            return args[0] if behaviour.returns else None
+        if len(args) > 1 and isinstance(args[1], torch.Tensor) and is_pretended(args[1]):
+            self.notes.add("values copied from the GPU to the host are unknown: taken as they were")
+            return first
+        return function(*args, **kwargs)
+
+    def fresh(self, behaviour: Behaviour, function: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op, or make what it returned before, and track the result."""
+        key = None if behaviour.kind == "other" else key_of(function, args, kwargs)
+        made = None if key is None else self._known.make(key)
+        if made is not None:
+            out, outputs = made
+        else:
+            Lie.suspended += 1
+            try:
+                out = function(*args, **kwargs)
+            finally:
+                Lie.suspended -= 1
+            outputs = leaves_of(out)
+            if key is not None:
+                self._known.remember(key, args, kwargs, out)
+        for output in outputs:
+            self.track(output, behaviour.label)
+        # A kernel has its outputs when it takes what it needs beside them.
+        if behaviour.is_gemm or behaviour.temporaries is not None:
+            self.take_temporaries(behaviour, args, outputs)
+        if self.computes:
+            self.note_work(behaviour, args, kwargs, outputs, key)
+        return out
+
+    # ---- allocations -------------------------------------------------------------------------
+
+    def track(self, tensor: Any, op: str) -> None:
+        """Note the storage of a tensor, if it counts and is new."""
+        if not isinstance(tensor, torch.Tensor) or not self.counts(tensor):
+            return
+        if tensor.layout is not torch.strided:
+            self.track(tensor._indices(), op)
+            self.track(tensor._values(), op)
+            return
+        storage = tensor.untyped_storage()
+        address, size_bytes = storage._cdata, storage.nbytes()
+        known = self._live.get(address)
+        if known is not None:
+            if self.sizes[known.number] == size_bytes:
+                return
+            self._live.pop(address)  # resized: a new block, and the old one is given back
+        if size_bytes:  # an allocator gives nothing for nothing
+            live: Any = _Live(storage, self._on_death)
+            live.address = address
+            live.number = self.allocate(size_bytes, op)
+            self._live[address] = live
+        if known is not None:
+            self.free(known.number)
+
+    def _make_on_death(self) -> Callable[[Any], None]:
+        # A closure: a bound method would be made anew for each allocation.
+        alive, events = self._live, self.events
+
+        def on_death(live: Any) -> None:
+            address, number = live.address, live.number
+            if alive.get(address) is live:
+                del alive[address]
+                events.append(-(number + 1))
+
+        return on_death
+
+    def take_temporaries(self, behaviour: Behaviour, args: Any, outputs: Any) -> None:
+        """What the kernel takes beside its outputs, and gives back or keeps."""
+        if not any(isinstance(output, torch.Tensor) and is_pretended(output) for output in outputs):
+            return
+        if behaviour.is_gemm and not self._has_workspace:
+            self._has_workspace = True
+            self.allocate(kernels.cublas_workspace_bytes(self.capability), "cublas workspace")
+        if behaviour.temporaries is not None:
+            label = f"{behaviour.name} (inside)"
+            taken = [self.allocate(size, label) for size in behaviour.temporaries(args)]
+            for number in taken:
+                self.free(number)
+
+    # ---- work --------------------------------------------------------------------------------
+
+    def note_work(
+        self, behaviour: Behaviour, args: Any, kwargs: Any, outputs: Any, key: Any = None
+    ) -> None:
+        """Note what a kernel computes; calls of one kind compute the same."""
+        if not self.computes:
+            return
+        key = key or key_of(behaviour, args, kwargs)
+        work = NotImplemented if key is None else self._works.get((self.phase, key), NotImplemented)
+        if work is NotImplemented:
+            work = work_of(behaviour, args, kwargs, outputs, self.phase)
+            if key is not None:
+                self._works[self.phase, key] = work
+        if work is not None:
+            self.ops.append(work)

@@ -1,0 +1,153 @@
+"""Workload, Variant -> Trace: two training steps on pretended tensors.
+
+Two, because the optimizer's state exists only from the second on. To be run in a process of its
+own: torch is patched for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from typing import Any
+
+import torch
+
+from oomph.records.trace import Phase, Trace
+from oomph.records.workload import Variant, Workload
+from oomph.tracing import autocast, cuda_branches, pretend
+from oomph.tracing.batches import make_batch
+from oomph.tracing.blocks import checkpoint_blocks
+from oomph.tracing.building import build, materialise
+from oomph.tracing.label import labelled
+from oomph.tracing.modules import ModuleStack
+from oomph.tracing.recorder import Recorder
+
+_LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_NUM_STEPS = 2
+
+
+def prepare(capability: tuple[int, int]) -> None:
+    """Patch torch in this process. Once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that kernels are overridden, as they are
+
+        autocast.install()
+        cuda_branches.install()
+        pretend.install(capability)
+    gc.collect()
+    gc.freeze()  # what was imported stays: collecting before a rehearsal need not look at it
+
+
+def rehearse(workload: Workload, variant: Variant, capability: tuple[int, int]) -> Trace:
+    """Train two steps, and tell what they took."""
+    gc.collect()
+    gc.disable()  # on a GPU, too, frees follow reference counts; cycles would die at random times
+    recorder = Recorder(capability)
+    try:
+        with recorder, autocast.guard():
+            return _Rehearsal(workload, variant, recorder).run()
+    finally:
+        gc.enable()
+
+
+class _Rehearsal:
+    """The training loop: what it holds on to, it holds as a user's loop would."""
+
+    def __init__(self, workload: Workload, variant: Variant, recorder: Recorder) -> None:
+        self.workload, self.variant, self.recorder = workload, variant, recorder
+        self.gradients: set[int] = set()
+        self.loss: Any = None
+        self.batch: Any = None
+        self.phase_starts: list[tuple[int, Phase]] = []
+
+    def run(self) -> Trace:
+        recorder, variant = self.recorder, self.variant
+        pure = torch.bfloat16 if variant.precision == "pure-bf16" else None
+        recorder.computes = False
+        self.model = build(self.workload.model)
+        materialise(self.model, pure)
+        self.model.train()
+        if variant.checkpoint_every:
+            checkpoint_blocks(self.model, variant.checkpoint_every)
+        num_parameters = len(recorder.sizes)
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = self.workload.optimizer(parameters)
+        self.scaler = torch.amp.GradScaler("cuda") if variant.precision == "fp16" else None
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._note_gradient)
+        step_starts: list[int] = []
+        with ModuleStack(self.model) as stack:
+            recorder.current_module = stack.current
+            for step in range(_NUM_STEPS):
+                step_starts.append(len(recorder.events))
+                recorder.computes = step == _NUM_STEPS - 1
+                self._step()
+        return labelled(
+            recorder,
+            variant,
+            num_parameters=num_parameters,
+            gradients=self.gradients,
+            step_starts=step_starts,
+            phase_starts=self.phase_starts,
+        )
+
+    def _enter(self, phase: Phase) -> None:
+        self.recorder.phase = phase
+        self.phase_starts.append((len(self.recorder.events), phase))
+
+    def _note_gradient(self, parameter: Any) -> None:
+        number = self.recorder.number_of(parameter.grad)
+        if number is not None:
+            self.gradients.add(number)
+
+    def _step(self) -> None:
+        self._enter("zero_grad")
+        self.optimizer.zero_grad(set_to_none=self.workload.zero_grad_to_none)
+        for _ in range(self.variant.accumulation):
+            self._micro_step()
+        if self.workload.clip_grad_norm is not None:
+            self._enter("clip")
+            if self.scaler:
+                self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.workload.clip_grad_norm)
+        self._enter("step")
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+
+    def _micro_step(self) -> None:
+        self._enter("input")
+        self.batch = None  # `for batch in loader` drops the old one before the new one is copied
+        dtype = torch.bfloat16 if self.variant.precision == "pure-bf16" else None
+        self.batch = make_batch(self.workload.batch, self.variant.micro_batch, dtype)
+        self._enter("forward")
+        low = _LOW.get(self.variant.precision)
+        context = torch.autocast("cuda", dtype=low) if low else contextlib.nullcontext()
+        with context:
+            loss = self.workload.loss(self.model, self.batch)
+        self._check(loss)
+        if self.variant.accumulation > 1:
+            loss = loss / self.variant.accumulation
+        self.loss = loss  # kept until the next one takes its name
+        self._enter("backward")
+        (self.scaler.scale(loss) if self.scaler else loss).backward()
+
+    def _check(self, loss: Any) -> None:
+        from oomph.errors import UsageError
+
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
+            raise UsageError(
+                "the workload's loss is not a scalar",
+                because=f"loss(model, batch) returned {what:.80}",
+                attempt="return the mean over the batch: loss.mean()",
+            )
+        if not loss.requires_grad:
+            raise UsageError(
+                "the workload's loss needs no gradient",
+                because="no parameter that requires one has a part in it",
+                attempt="checking torch.no_grad() and requires_grad in the model",
+            )

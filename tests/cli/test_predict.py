@@ -1,0 +1,144 @@
+"""`oomph predict`, as typed: the answer, its exit code, and one clear error for bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from oomph.cli import main
+
+TRAIN = """
+import torch, oomph
+
+def loss(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+workload = oomph.Workload(
+    model=lambda: torch.nn.Sequential(
+        torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 10)
+    ),
+    batch=lambda n: {"x": torch.zeros(n, 1024), "y": torch.zeros(n, dtype=torch.long)},
+    loss=loss,
+    optimizer=lambda parameters: torch.optim.AdamW(parameters),
+    batch_size=64,
+)
+
+def make():
+    return workload
+"""
+NUM_PARAMETERS = 1024 * 4096 + 4096 + 4096 * 10 + 10
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+def test_the_answer_has_every_field_and_exit_0_if_it_fits(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", f"{train}:workload", "--gpu", "v100-16gb", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["fits"] == "yes"
+    assert told["by_category"]["parameters"] == 4 * NUM_PARAMETERS
+    assert told["by_category"]["optimizer"] == 8 * NUM_PARAMETERS
+    assert told["allocated_bytes"] <= told["reserved_bytes"] < told["device_bytes"]
+    assert told["low_bytes"] <= told["device_bytes"] <= told["high_bytes"]
+    assert told["peak_at"]["step"] in (1, 2)
+    assert told["samples_per_s"] > 0
+    assert told["unknowns"]
+
+
+def test_a_function_that_returns_the_workload_will_do(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", f"{train}:make", "--gpu", "a100-80gb", "--micro-batch", "16"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("fits on a100-80gb: micro-batch 16 x 4, fp32")
+
+
+def test_what_does_not_fit_is_exit_1(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", f"{train}:workload", "--gpu-memory", "64MiB"]) == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param(("import torch", "import torch; 1 / 0"), "ZeroDivisionError", id="on import"),
+        pytest.param(("batch_size=64", "batch_size=0"), "does not divide", id="no batch"),
+        pytest.param(
+            (
+                'return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])',
+                'return model(batch["x"])',
+            ),
+            "not a scalar",
+            id="loss is no scalar",
+        ),
+        pytest.param(
+            ("cross_entropy(model(batch", "cross_entropy(model.nope(batch"),
+            "train.py:5",
+            id="the user's line",
+        ),
+        pytest.param(
+            ("torch.zeros(n, 1024)", "torch.zeros(8, 1024)"), "train.py:5", id="batch ignores n"
+        ),
+        pytest.param(
+            ("return torch.nn", "with torch.no_grad(): return torch.nn"),
+            "needs no gradient",
+            id="no gradient",
+        ),
+    ],
+)
+def test_a_workload_that_is_wrong_is_one_clear_error(
+    train: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], said: str
+) -> None:
+    assert change[0] in TRAIN
+    train.write_text(TRAIN.replace(*change))
+    assert main(["predict", f"{train}:workload", "--gpu", "v100-16gb"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("oomph: ")
+    assert said in told.err
+    assert "Traceback" not in told.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.py:workload", "--gpu", "t4"], "there is no file 'nowhere.py'"),
+        (["train.py", "--gpu", "t4"], "does not say where the workload is"),
+        (["{train}:nope", "--gpu", "t4"], "has no 'nope'"),
+        (["{train}:loss", "--gpu", "t4"], "TypeError"),
+        (["{train}:workload"], "no GPU is named"),
+        (["{train}:workload", "--gpu", "b1000"], "no GPU 'b1000'"),
+        (["{train}:workload", "--gpu", "t4", "--micro-batch", "7"], "7 does not divide"),
+        (["{train}:workload", "--gpu", "t4", "--checkpointing", "some"], "no way of checkpointing"),
+        (["{train}:workload", "--gpu-memory", "12 apples"], "is not a size"),
+    ],
+)
+def test_a_wrong_question_is_one_clear_error(
+    train: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["predict", *(word.format(train=train) for word in arguments)]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert said in told.err
+
+
+def test_two_traces_and_a_direct_one_agree(train: Path) -> None:
+    import oomph
+    from oomph.predicting.scaling import affine
+    from oomph.tracing.traces import Wish, trace, trace_exactly
+
+    place = (train, "workload")
+    for micro_batch in (4, 32):
+        wish = Wish(micro_batch=micro_batch)
+        line = affine(*trace(place, wish, (8, 0)).traces).at(micro_batch)
+        direct = trace_exactly(place, wish, (8, 0)).traces[0]
+        assert line.allocations == direct.allocations
+    assert oomph.predict(f"{train}:workload", gpu="t4", micro_batch=1).fits == "yes"

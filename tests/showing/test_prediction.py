@@ -1,0 +1,65 @@
+"""What `oomph predict` prints."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from predicting.test_assembly import predicted
+from predicting.test_scaling import trace_of
+
+from oomph.records.prediction import Prediction
+from oomph.showing.prediction import print_prediction
+from oomph.units import GIB
+
+
+def shown(prediction: Prediction, capsys: pytest.CaptureFixture[str]) -> str:
+    print_prediction(prediction)
+    return capsys.readouterr().out
+
+
+FITTING = predicted(trace_of([GIB, 2 * GIB], [1, 2, -1, -2], 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "fits on a card: micro-batch 2 x 1, fp32"),
+        ({"fits": "no"}, "does not fit on a card"),
+        ({"fits": "uncertain"}, "may or may not fit on a card"),
+        ({"num_retries": 3}, "with 3 allocator retries: slow"),
+    ],
+)
+def test_the_verdict_stands_first(
+    capsys: pytest.CaptureFixture[str], changes: dict[str, object], said: str
+) -> None:
+    first = shown(replace(FITTING, **changes), capsys).splitlines()[0]  # type: ignore[arg-type]
+    assert said in first
+
+
+def test_every_unknown_is_named_with_what_would_settle_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = shown(FITTING, capsys)
+    assert "unknown: the CUDA context" in text
+    assert "settled by one nvidia-smi reading" in text
+
+
+def test_the_bar_is_to_scale(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = shown(FITTING, capsys).splitlines()[2]
+    assert len(bar) == 60
+    assert bar.count("█") == round(60 * 3 / 16)
+
+
+@pytest.mark.parametrize("columns", [30, 60, 120])
+def test_no_line_is_wider_than_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown(FITTING, capsys)).splitlines()
+    assert max(map(len, lines)) <= columns
+
+
+def test_a_time_that_nobody_can_tell_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "time:" not in shown(replace(FITTING, step_s=None, samples_per_s=None), capsys)

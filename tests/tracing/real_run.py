@@ -1,0 +1,106 @@
+"""The recorder over a real training run on the CPU, and over the same run without memory.
+
+Neither pretends to be a GPU: here is proven that what the recorder says of tensors without memory
+is what torch does with memory. The branches that CUDA takes instead are another matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from oomph.tracing.blocks import checkpoint_blocks
+from oomph.tracing.building import build
+from oomph.tracing.recorder import Recorder
+from tracing.zoo.kind import Kind
+
+
+class Counting(Recorder):
+    """Counts the tensors of every device, and nothing that only a GPU would take."""
+
+    counts = staticmethod(lambda _: True)
+
+    def __init__(self) -> None:
+        super().__init__((8, 0))
+
+    def take_temporaries(self, behaviour: Any, args: Any, outputs: Any) -> None: ...
+
+
+def train(kind: Kind, device: str, **how: Any) -> Counting:
+    """Two recorded steps on a device."""
+    recorder = Counting()
+    gc.disable()
+    try:
+        run(kind, device, recorder, **how)
+    finally:
+        gc.enable()
+    return recorder
+
+
+def run(
+    kind: Kind,
+    device: str,
+    recorder: Counting | None = None,
+    *,
+    optimizer: str = "sgd",
+    is_checkpointed: bool = False,
+    accumulation: int = 1,
+    examples: int = 3,
+) -> None:
+    """Two steps on a device, recorded or not."""
+    torch.manual_seed(0)
+    workload = kind.workload(optimizer)
+    model = (build(workload.model) if device == "meta" else workload.model()).train()
+    if is_checkpointed:
+        checkpoint_blocks(model, 1)
+    made = workload.optimizer([p for p in model.parameters() if p.requires_grad])
+    batch = {name: tensor.to(device) for name, tensor in workload.batch(examples).items()}
+    # The CPU has a flash attention of its own; the branch that both devices have is this one.
+    with recorder or contextlib.nullcontext(), sdpa_kernel(SDPBackend.MATH):
+        for _ in range(2):
+            made.zero_grad()
+            for _ in range(accumulation):
+                loss = workload.loss(model, batch)
+                (loss / accumulation).backward()
+            made.step()
+        if recorder is not None:
+            recorder.events = list(recorder.events)  # what follows is the end of this function
+
+
+def in_order(events: Sequence[int]) -> list[int]:
+    """The events, with each run of frees sorted: they have no order among themselves."""
+    ordered: list[int] = []
+    frees: list[int] = []
+    for event in events:
+        if event < 0:
+            frees.append(event)
+        else:
+            ordered += [*sorted(frees), event]
+            frees = []
+    return ordered + sorted(frees)
+
+
+def first_difference(one: Recorder, other: Recorder) -> str | None:
+    """Where two recordings differ, in words."""
+    events = zip_longest(in_order(one.events), in_order(other.events))
+    for index, (here, there) in enumerate(events):
+        if here != there or _size(one, here) != _size(other, there):
+            return f"event {index}: {_told(one, here)} | {_told(other, there)}"
+    return None
+
+
+def _size(recorder: Recorder, event: int | None) -> int:
+    return recorder.sizes[abs(event or 0) - 1]
+
+
+def _told(recorder: Recorder, event: int | None) -> str:
+    if event is None:
+        return "nothing"
+    what = f"{_size(recorder, event)} B of {recorder.born[abs(event) - 1][0]}"
+    return f"{'takes' if event > 0 else 'frees'} {what} ({abs(event) - 1})"

@@ -1,0 +1,59 @@
+"""Work in a child: its result, its errors, and nothing of it in this process."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from oomph.errors import UsageError, UserCodeError
+from oomph.tracing.child import in_a_child
+
+
+def test_the_result_comes_back_and_this_process_is_untouched() -> None:
+    touched: list[int] = []
+
+    def work() -> tuple[int, list[int]]:
+        touched.append(1)
+        return os.getpid(), touched
+
+    pid, told = in_a_child(work)
+    assert pid != os.getpid()
+    assert told == [1]
+    assert touched == []
+
+
+def test_an_error_of_ours_comes_back_whole() -> None:
+    def work() -> None:
+        raise UsageError("what", because="why", attempt="this")
+
+    with pytest.raises(UsageError) as raised:
+        in_a_child(work)
+    assert str(raised.value) == "what\n  because: why\n  try: this"
+
+
+def test_an_error_of_the_users_names_their_line() -> None:
+    def work() -> None:
+        raise ValueError("the shapes\ndo not match")
+
+    with pytest.raises(UserCodeError) as raised:
+        in_a_child(work)
+    line = work.__code__.co_firstlineno + 1
+    assert str(raised.value.what) == f"the workload failed at {__file__}:{line}"
+    assert raised.value.because == "ValueError: the shapes do not match"
+
+
+@pytest.mark.parametrize("end", [lambda: os._exit(7), lambda: os.kill(os.getpid(), 9)])
+def test_a_child_that_dies_is_an_error_and_no_hang(end: object) -> None:
+    with pytest.raises(UserCodeError, match="without an answer"):
+        in_a_child(end)  # type: ignore[arg-type]
+
+
+def test_code_that_ends_the_program_is_an_error() -> None:
+    with pytest.raises(UserCodeError, match="ended the program"):
+        in_a_child(lambda: exit(3))
+
+
+def test_what_the_users_code_prints_is_not_the_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    in_a_child(lambda: print("hello", flush=True))
+    assert capfd.readouterr().out == ""

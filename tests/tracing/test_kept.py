@@ -1,0 +1,96 @@
+"""Traces are kept by content: nothing stale is ever found, and nothing broken stops the answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from predicting.test_scaling import trace_of
+
+from oomph.records.trace_columns import from_columns, to_columns
+from oomph.tracing import kept
+from oomph.tracing.traces import Traced, Wish, variant_for_batch
+
+WISH = Wish(micro_batch=4)
+AMPERE = (8, 0)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "train.py").write_text("workload = 1\n")
+    (tmp_path / "model.py").write_text("width = 64\n")
+    return tmp_path / "train.py", "workload"
+
+
+def traced(place: tuple[Path, str], wish: Wish = WISH) -> Traced:
+    return Traced(
+        variant=variant_for_batch(8, wish),
+        traces=(trace_of([512, 1024], [1, 2, -1, -2], 2), trace_of([512, 2048], [1, 2, -1, -2], 3)),
+        files=(str(place[0]), str(place[0].with_name("model.py"))),
+        batch_size=8,
+    )
+
+
+def test_a_trace_is_the_same_after_its_way_through_columns() -> None:
+    trace = trace_of([512, 1024], [1, 2, -1, -2], 2, flops=7)
+    assert from_columns(to_columns(trace)) == trace
+
+
+def test_what_was_kept_is_found_for_every_micro_batch(place: tuple[Path, str]) -> None:
+    assert kept.find(place, WISH, AMPERE) is None
+    kept.keep(place, WISH, AMPERE, traced(place))
+    found = kept.find(place, Wish(micro_batch=2), AMPERE)
+    assert found is not None
+    assert found.variant.micro_batch == 2
+    assert found.variant.accumulation == 4
+    assert found.traces == traced(place).traces
+
+
+def test_one_example_and_no_accumulation_are_traced_apart(place: tuple[Path, str]) -> None:
+    kept.keep(place, WISH, AMPERE, traced(place))
+    assert kept.find(place, Wish(micro_batch=1), AMPERE) is None
+    assert kept.find(place, Wish(micro_batch=8), AMPERE) is None
+    kept.keep(place, Wish(micro_batch=8), AMPERE, traced(place, Wish(micro_batch=8)))
+    assert kept.find(place, Wish(micro_batch=8), AMPERE) is not None
+    assert kept.find(place, WISH, AMPERE) is not None
+
+
+@pytest.mark.parametrize("file", ["train.py", "model.py"])
+def test_a_file_that_has_changed_makes_it_untrue(place: tuple[Path, str], file: str) -> None:
+    kept.keep(place, WISH, AMPERE, traced(place))
+    place[0].with_name(file).write_text("workload = 2\n")
+    assert kept.find(place, WISH, AMPERE) is None
+
+
+@pytest.mark.parametrize(
+    ("wish", "capability"),
+    [
+        (Wish(micro_batch=4, precision="bf16"), AMPERE),
+        (Wish(micro_batch=4, checkpoint_every=1), AMPERE),
+        (WISH, (9, 0)),
+    ],
+)
+def test_another_way_to_train_or_another_kind_of_gpu_is_another_trace(
+    place: tuple[Path, str], wish: Wish, capability: tuple[int, int]
+) -> None:
+    kept.keep(place, WISH, AMPERE, traced(place))
+    assert kept.find(place, wish, capability) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"\x1f\x8b\x08junk"])
+def test_a_broken_entry_is_made_anew(place: tuple[Path, str], content: bytes) -> None:
+    kept.keep(place, WISH, AMPERE, traced(place))
+    (entry,) = kept.cache_directory().iterdir()
+    entry.write_bytes(content)
+    assert kept.find(place, WISH, AMPERE) is None
+    kept.keep(place, WISH, AMPERE, traced(place))
+    assert kept.find(place, WISH, AMPERE) is not None
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    place: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place[0]))  # a file
+    kept.keep(place, WISH, AMPERE, traced(place))
+    assert kept.find(place, WISH, AMPERE) is None
