@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 import time
@@ -70,6 +71,7 @@ def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int
     """The prediction, and what NVML would show at most where the card ends."""
     from accuracy.workloads import variant_of, workload_of
     from oomph.predicting.assembly import assemble
+    from oomph.predicting.speed import estimate, with_micro_steps
     from oomph.tracing.rehearse import prepare, rehearse
     from oomph.verbs import find_gpu
 
@@ -81,7 +83,9 @@ def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int
     trace, card = rehearse(workload, variant, capability), card_of(row.source)
     limit_bytes = card.usable.likely_bytes - card.context.likely_bytes
     limited_bytes = _peak_under(limit_bytes, trace) + card.context.likely_bytes
-    return assemble(trace, variant, card), limited_bytes
+    ops = with_micro_steps(trace.ops, row.accumulation)
+    time = estimate(ops, find_gpu(row.source.gpu).model)
+    return assemble(trace, variant, card, time=time), limited_bytes
 
 
 def _peak_under(limit_bytes: int, trace: Trace) -> int:
@@ -154,8 +158,10 @@ def summary(groups: Sequence[tuple[str, Source, Sequence[Scored]]]) -> Iterator[
             f"| {name} | {source.metric} | {len(errors)} | {100 * median(errors):.1f} % "
             f"| {100 * percentile(errors, 0.95):.1f} % | {inside} of {len(errors)} |"
         )
+    everything = [each for _, _, scored in groups for each in scored]
     yield ""
-    yield _verdicts([each for _, _, scored in groups for each in scored])
+    yield _verdicts(everything)
+    yield _order(everything)
 
 
 def _verdicts(scored: Sequence[Scored]) -> str:
@@ -168,6 +174,19 @@ def _verdicts(scored: Sequence[Scored]) -> str:
         f"Of {len(said[True])} that ran out of memory, {sum(said[True])} foretold; "
         f"of {len(said[False])} that fitted, {sum(said[False])} said not to."
     )
+
+
+def _order(scored: Sequence[Scored]) -> str:
+    """How well the order by time is foretold: Kendall's tau over all pairs of runs."""
+    times = [
+        (each.row.step_s, each.prediction.step_s)
+        for each in scored
+        if each.row.step_s and each.prediction and each.prediction.step_s
+    ]
+    pairs = list(itertools.combinations(times, 2))
+    agreeing = sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs)
+    tau = (2 * agreeing - len(pairs)) / max(len(pairs), 1)
+    return f"Order by time: Kendall's tau {tau:.2f} over {len(times)} runs with a published time."
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -173,6 +173,7 @@ class Adam8bit(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]
+                p.add_(p.grad)  # stands for the traffic of the one kernel; takes no memory
                 if state:
                     continue
                 is_small = p.numel() < 4096

@@ -51,6 +51,7 @@ class Row:
     accumulation: int = 1
     precision: Precision = "fp32"
     checkpointing: bool = False
+    step_s: float | None = None  # of one optimizer step, where it was published
     remark: str = ""
 
     @property
@@ -93,6 +94,7 @@ GPUMEMNET = Source(
 def _bert(
     micro_batch: int,
     measured_mib: int,
+    epoch_s: float,  # of 128 optimizer steps
     optimizer: Optimizer = "hf AdamW",
     precision: Precision = "fp32",
     *,
@@ -101,6 +103,7 @@ def _bert(
     return Row(
         source=HUGGING_FACE,
         model="bert-large",
+        step_s=epoch_s / 128,
         micro_batch=micro_batch,
         accumulation=4 // micro_batch,
         size=512,
@@ -142,15 +145,15 @@ def _gpumemnet(model: Model, micro_batch: int, measured_mib: int) -> Row:
 
 
 ROWS: tuple[Row, ...] = (
-    _bert(4, 14949),
-    _bert(1, 8681),
-    _bert(1, 6775, checkpointing=True),
-    _bert(4, 13939, precision="fp16"),
-    _bert(1, 7275, precision="fp16", checkpointing=True),
-    _bert(4, 12295, "hf Adafactor"),
-    _bert(1, 4847, "hf Adafactor", "fp16", checkpointing=True),
-    _bert(4, 13085, "bnb Adam8bit"),
-    _bert(1, 5363, "bnb Adam8bit", "fp16", checkpointing=True),
+    _bert(4, 14949, 57.82),
+    _bert(1, 8681, 66.03),
+    _bert(1, 6775, 85.47, checkpointing=True),
+    _bert(4, 13939, 27.46, precision="fp16"),
+    _bert(1, 7275, 50.76, precision="fp16", checkpointing=True),
+    _bert(4, 12295, 64.31, "hf Adafactor"),
+    _bert(1, 4847, 56.54, "hf Adafactor", "fp16", checkpointing=True),
+    _bert(4, 13085, 55.95, "bnb Adam8bit"),
+    _bert(1, 5363, 49.46, "bnb Adam8bit", "fp16", checkpointing=True),
     _xmem("gpt-neo-125m", 20, "AdamW", 7198),
     _xmem("gpt-neo-125m", 35, "SGD", 10188),
     _xmem(

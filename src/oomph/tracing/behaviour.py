@@ -36,6 +36,7 @@ class Behaviour:
         "returns",
         "rule",
         "temporaries",
+        "updated",
     )
 
     def __init__(self, function: Any) -> None:
@@ -48,8 +49,21 @@ class Behaviour:
         self.is_gemm = self.name in kernels.GEMMS
         self.temporaries: Callable[[Any], list[int]] | None = kernels.TEMPORARIES.get(self.name)
         self.flops: Any = flop_registry.get(function._overloadpacket)
+        self.updated = _updated(function, self.name)
         # torch.tensor([...]) makes its storage where nobody sees it, and only then shows it.
         self.lifts = self.name in ("lift_fresh", "lift")
+
+
+# These write their first argument and do not read it.
+_ONLY_WRITTEN = ("zero_", "fill_", "copy_", "_foreach_zero_", "_foreach_copy_")
+
+
+def _updated(function: Any, name: str) -> tuple[int, ...]:
+    """The places of arguments that are read and written again."""
+    if name in _ONLY_WRITTEN:
+        return ()
+    arguments = enumerate(function._schema.arguments)
+    return tuple(i for i, a in arguments if a.alias_info and a.alias_info.is_write)
 
 
 def _kind_of(function: Any, name: str) -> Kind:

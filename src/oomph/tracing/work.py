@@ -18,6 +18,8 @@ def work_of(behaviour: Behaviour, args: Any, kwargs: Any, outputs: Any, phase: P
     tensors += [out for out in outputs if isinstance(out, torch.Tensor) and is_pretended(out)]
     if not tensors:
         return None
+    written_again = tensors_in(tuple(args[i] for i in behaviour.updated if i < len(args)))
+    moved = [*tensors, *(tensor for tensor in written_again if is_pretended(tensor))]
     flops = 0
     if behaviour.flops is not None and outputs:
         out = outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -26,6 +28,6 @@ def work_of(behaviour: Behaviour, args: Any, kwargs: Any, outputs: Any, phase: P
         name=behaviour.name,
         phase=phase,
         flops=flops,
-        moved_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        moved_bytes=sum(tensor.numel() * tensor.element_size() for tensor in moved),
         dtype=str(tensors[0].dtype).removeprefix("torch."),
     )
