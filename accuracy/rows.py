@@ -2,7 +2,8 @@
 
 Nothing here was measured by this project. The rows are not unseen: what the scripts keep alive,
 where xMem calls zero_grad and what some kernels take beside their outputs was found by looking
-for the reason where a row was off. No number was fitted to them.
+for the reason where a row was off. No predicted figure has a number that was fitted to them; the
+widths of the error bar (predicting/assembly.py) were chosen after seeing them.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ GPUMEMNET = Source(
     reference="itu-rad/GPUMemNet@f01eb05 Test_Pipeline/GPUMemNet_CNN.xlsx",
     metric="nvidia-smi maximum, context included",
     gpu="a100-40gb",
-    # Not stated. The scripts call Tensor._typed_storage, which torch 2.0 brought.
+    # Not stated. The scripts call Tensor._typed_storage, which torch 2.0 brought. Settled after a
+    # first run with the version unknown, whose far wider bar held all six rows.
     torch_version="2.0",
     context_mib=None,
 )

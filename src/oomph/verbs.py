@@ -123,7 +123,7 @@ def predict(
     from oomph.predicting import assembly
     from oomph.tracing import traces
 
-    model, memory_bytes = _gpu(gpu, gpu_memory)
+    model, memory_bytes, assumed = _gpu(gpu, gpu_memory)
     capability = traces.kind_of(model.compute_capability or (8, 0))
     place = _place(workload)
     wish = traces.Wish(
@@ -132,7 +132,7 @@ def predict(
         checkpoint_every=_checkpoint_every(checkpointing),
     )
     traced = _traced(place, wish, capability, say or (lambda _: None))
-    notes: list[str] = []
+    notes = [assumed] if assumed and memory_bytes is None else []
     chosen = _at_micro_batch(traced)
     if chosen is None:
         notes.append("the micro-batch changes the order of allocations: traced at this very size")
@@ -196,15 +196,18 @@ def _at_micro_batch(traced: Traced) -> Trace | None:
         return None
 
 
-def _gpu(name: str | None, memory: int | str | None) -> tuple[GpuModel, int | None]:
-    """The GPU to predict for, and its memory where that is given apart."""
+def _gpu(name: str | None, memory: int | str | None) -> tuple[GpuModel, int | None, str | None]:
+    """The GPU to predict for, its memory where that is given apart, and what its name left open."""
     from oomph.errors import UsageError
     from oomph.units import parse_bytes
 
     if name is None and memory is None:
         raise UsageError("no GPU is named", attempt="--gpu v100-16gb, or --gpu-memory 12GiB")
-    model = find_gpu(name).model if name else _unnamed_gpu()
-    return model, parse_bytes(memory) if isinstance(memory, str) else memory
+    memory_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
+    if name is None:
+        return _unnamed_gpu(), memory_bytes, None
+    found = find_gpu(name)
+    return found.model, memory_bytes, found.assumed
 
 
 def _card(model: GpuModel, name: str, memory_bytes: int | None, torch_version: str) -> Card:

@@ -61,6 +61,13 @@ def test_a_function_that_returns_the_workload_will_do(
     assert told.startswith("fits on a100-80gb: micro-batch 16 x 4, fp32")
 
 
+def test_a_gpu_whose_name_leaves_something_open_says_how_it_was_read(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", f"{train}:workload", "--gpu", "a100"]) == 0
+    assert "assumed: A100 comes with 40 and 80 GB" in capsys.readouterr().out
+
+
 def test_what_does_not_fit_is_exit_1(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", f"{train}:workload", "--gpu-memory", "64MiB"]) == 1
     assert "does not fit" in capsys.readouterr().out

@@ -24,11 +24,11 @@ from oomph.units import MIB
 
 _CONVOLUTIONS = ("convolution", "convolution_backward")
 
-# How far published runs of transformers with known code lie from their replay: 1 % and 40 MiB
-# hold for all of them (make accuracy prints them); a judgement, until there are more.
+# The widths of the bar are not derived. They were chosen after the rows of `make accuracy` had
+# been seen, so that "within the bar" there is no test of them: all rows of transformers but one, of
+# unknown lengths, lie within 1 % and 40 MiB; a CNN (MNASNet) took 4 % less than its replay.
 _UNSEEN_RATIO = 0.01
 _UNSEEN_BYTES = 40 * MIB
-# The same for CNNs, on the lower side: published runs took up to 4 % less than their replay.
 _REORDERED_RATIO = 0.04
 
 
@@ -59,6 +59,7 @@ def assemble(
     peak = find_peak(trace)
     workspace = _convolution_workspace(trace.ops)
     reserved = replayed.peak_reserved_bytes
+    reordered = _lower_with_convolutions(trace.ops, reserved)
     unseen = int(_UNSEEN_RATIO * reserved) + _UNSEEN_BYTES
     verdict = _verdict(trace, settings, card, workspace + unseen)
     samples = variant.micro_batch * variant.accumulation
@@ -68,10 +69,7 @@ def assemble(
         allocated_bytes=replayed.peak_allocated_bytes,
         reserved_bytes=reserved,
         device_bytes=reserved + card.context.likely_bytes,
-        low_bytes=reserved
-        + card.context.low_bytes
-        - unseen
-        - _lower_with_convolutions(trace.ops, reserved),
+        low_bytes=reserved + card.context.low_bytes - unseen - reordered,
         high_bytes=reserved + card.context.high_bytes + unseen + workspace,
         capacity_bytes=card.usable.likely_bytes,
         fits=verdict,
@@ -81,7 +79,7 @@ def assemble(
         peak_at=moment_of(trace, peak.at_event),
         step_s=None if time is None else time.step_s,
         samples_per_s=None if time is None else samples / time.step_s,
-        unknowns=_unknowns(card, unseen, workspace),
+        unknowns=_unknowns(card, unseen, workspace, reordered),
         notes=(*trace.notes, *notes),
     )
 
@@ -119,7 +117,9 @@ def _lower_with_convolutions(ops: Sequence[Op], reserved_bytes: int) -> int:
     return int(_REORDERED_RATIO * reserved_bytes) if has_convolutions else 0
 
 
-def _unknowns(card: Card, unseen_bytes: int, workspace_bytes: int) -> tuple[Unknown, ...]:
+def _unknowns(
+    card: Card, unseen_bytes: int, workspace_bytes: int, reordered_bytes: int
+) -> tuple[Unknown, ...]:
     context, usable = card.context, card.usable
     found = [
         Unknown(
@@ -147,8 +147,8 @@ def _unknowns(card: Card, unseen_bytes: int, workspace_bytes: int) -> tuple[Unkn
     if workspace_bytes:
         found.append(
             Unknown(
-                what="the workspace of cuDNN's convolutions",
-                low_bytes=0,
+                what="the workspace of cuDNN's convolutions, and the order that it brings",
+                low_bytes=-reordered_bytes,
                 high_bytes=workspace_bytes,
                 settled_by="torch.cuda.max_memory_reserved() after one step on the card",
             )
