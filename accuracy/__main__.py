@@ -73,6 +73,7 @@ def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int
     from oomph.predicting.assembly import assemble
     from oomph.predicting.speed import estimate, with_micro_steps
     from oomph.tracing.rehearse import prepare, rehearse
+    from oomph.training import apply
     from oomph.verbs import find_gpu
 
     capability = find_gpu(row.source.gpu).model.compute_capability
@@ -80,7 +81,7 @@ def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int
     prepare(capability)
     variant = variant_of(row)
     workload = workload_of(row, zero_grad_late=zero_grad_late)
-    trace, card = rehearse(workload, variant, capability), card_of(row.source)
+    trace, card = rehearse(workload, variant, capability, apply), card_of(row.source)
     limit_bytes = card.usable.likely_bytes - card.context.likely_bytes
     limited_bytes = _peak_under(limit_bytes, trace) + card.context.likely_bytes
     ops = with_micro_steps(trace.ops, row.accumulation)

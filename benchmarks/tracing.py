@@ -27,11 +27,12 @@ def rehearse(make: Callable[[], Workload], precision: Any, micro_batch: int = 4)
     def work() -> float:
         from oomph.tracing.rehearse import prepare
         from oomph.tracing.rehearse import rehearse as run
+        from oomph.training import apply
 
         workload = make()
         prepare((8, 0))
         began_s = time.process_time()
-        run(workload, Variant(micro_batch=micro_batch, precision=precision), (8, 0))
+        run(workload, Variant(micro_batch=micro_batch, precision=precision), (8, 0), apply)
         return (time.process_time() - began_s) * 1000
 
     return work

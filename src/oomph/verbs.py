@@ -116,12 +116,15 @@ def predict(
     """What a training step will take on a GPU that need not be here.
 
     `workload` is a Workload, or the place of one: "train.py:workload". `checkpointing` is "none",
-    "blocks" (every block is recomputed) or "every-2", "every-3" (every second, every third).
+    "blocks" (every block is recomputed), "every-2" (every second), "blocks:0,3" (the first and the
+    fourth) or "selective" (what is cheap to recompute).
     Nothing is trained and no memory of the model's size is used; the rehearsal runs in a child
     process. `say` is told when something takes seconds.
     """
     from oomph.predicting import assembly
+    from oomph.records.checkpointing import check_checkpointing
     from oomph.tracing import traces
+    from oomph.training import apply
 
     model, memory_bytes, assumed = _gpu(gpu, gpu_memory)
     capability = traces.kind_of(model.compute_capability or (8, 0))
@@ -129,14 +132,14 @@ def predict(
     wish = traces.Wish(
         micro_batch=micro_batch,
         precision=precision,
-        checkpoint_every=_checkpoint_every(checkpointing),
+        checkpointing=check_checkpointing(checkpointing),
     )
     traced = _traced(place, wish, capability, say or (lambda _: None))
     notes = [assumed] if assumed and memory_bytes is None else []
     chosen = _at_micro_batch(traced)
     if chosen is None:
         notes.append("the micro-batch changes the order of allocations: traced at this very size")
-        chosen = traces.trace_exactly(place, wish, capability).traces[0]
+        chosen = traces.trace_exactly(place, wish, capability, apply).traces[0]
     return assembly.assemble(
         chosen,
         traced.variant,
@@ -154,13 +157,14 @@ def _traced(
 ) -> Traced:
     """Rehearse, unless the same was rehearsed before."""
     from oomph.tracing import kept, traces
+    from oomph.training import apply
 
     if not isinstance(place, tuple):
-        return traces.trace(place, wish, capability)
+        return traces.trace(place, wish, capability, apply)
     found = kept.find(place, wish, capability)
     if found is None:
         say(f"rehearsing {place[0]}:{place[1]}; other GPUs and micro-batches are then at once")
-        found = traces.trace(place, wish, capability)
+        found = traces.trace(place, wish, capability, apply)
         kept.keep(place, wish, capability, found)
     return found
 
@@ -169,19 +173,6 @@ def _place(workload: Workload | str) -> Workload | tuple[Path, str]:
     from oomph.tracing import loading
 
     return loading.split(workload) if isinstance(workload, str) else workload
-
-
-def _checkpoint_every(checkpointing: str) -> int:
-    from oomph.errors import UsageError
-
-    every = {"none": "0", "blocks": "1"}.get(checkpointing, checkpointing.removeprefix("every-"))
-    if not every.isdecimal() or int(every[:6]) > 1000:
-        raise UsageError(
-            f"{checkpointing!r:.80} is no way of checkpointing",
-            because='it is "none", "blocks", or "every-2" for every second block',
-            attempt="blocks",
-        )
-    return int(every)
 
 
 def _at_micro_batch(traced: Traced) -> Trace | None:

@@ -141,11 +141,12 @@ def test_two_traces_and_a_direct_one_agree(train: Path) -> None:
     import oomph
     from oomph.predicting.scaling import affine
     from oomph.tracing.traces import Wish, trace, trace_exactly
+    from oomph.training import apply
 
     place = (train, "workload")
     for micro_batch in (4, 32):
         wish = Wish(micro_batch=micro_batch)
-        line = affine(*trace(place, wish, (8, 0)).traces).at(micro_batch)
-        direct = trace_exactly(place, wish, (8, 0)).traces[0]
+        line = affine(*trace(place, wish, (8, 0), apply).traces).at(micro_batch)
+        direct = trace_exactly(place, wish, (8, 0), apply).traces[0]
         assert line.allocations == direct.allocations
     assert oomph.predict(f"{train}:workload", gpu="t4", micro_batch=1).fits == "yes"

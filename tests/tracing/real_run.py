@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from oomph.tracing.blocks import checkpoint_blocks
 from oomph.tracing.building import build
 from oomph.tracing.recorder import Recorder
+from oomph.training.checkpointing import checkpoint_blocks
 from tracing.zoo.kind import Kind
 
 
@@ -58,7 +58,7 @@ def run(
     workload = kind.workload(optimizer)
     model = (build(workload.model) if device == "meta" else workload.model()).train()
     if is_checkpointed:
-        checkpoint_blocks(model, 1)
+        checkpoint_blocks(model, "blocks")
     made = workload.optimizer([p for p in model.parameters() if p.requires_grad])
     batch = {name: tensor.to(device) for name, tensor in workload.batch(examples).items()}
     # The CPU has a flash attention of its own; the branch that both devices have is this one.

@@ -32,7 +32,7 @@ VARIANTS = {
     "bf16": Variant(micro_batch=EXAMPLES, precision="bf16"),
     "pure-bf16": Variant(micro_batch=EXAMPLES, precision="pure-bf16"),
     "accumulated": Variant(micro_batch=EXAMPLES, accumulation=2),
-    "checkpointed": Variant(micro_batch=EXAMPLES, checkpoint_every=1),
+    "checkpointed": Variant(micro_batch=EXAMPLES, checkpointing="blocks"),
 }
 AFFINE = (
     "cnn",
@@ -125,6 +125,7 @@ def real_counts(kind: Kind) -> dict[str, int]:
 
 def small(part: int, num_parts: int) -> Iterator[dict[str, Any]]:
     from oomph.tracing.rehearse import prepare, rehearse
+    from oomph.training import apply
 
     mine = dict(list(models().items())[part::num_parts])
     counts = {name: real_counts(kind) for name, kind in mine.items()}  # on an honest torch
@@ -133,7 +134,7 @@ def small(part: int, num_parts: int) -> Iterator[dict[str, Any]]:
         for way in ways(kind):
             found: dict[str, Any] = {"model": name, "way": way, "real": counts[name]}
             try:
-                found |= summary(rehearse(kind.workload(), VARIANTS[way], CAPABILITY))
+                found |= summary(rehearse(kind.workload(), VARIANTS[way], CAPABILITY, apply))
             except Exception as error:  # noqa: BLE001 - it is reported, and the others go on
                 found["error"] = f"{type(error).__name__}: {error}"[:500]
             yield found
@@ -141,11 +142,14 @@ def small(part: int, num_parts: int) -> Iterator[dict[str, Any]]:
 
 def batches() -> Iterator[dict[str, Any]]:
     from oomph.tracing.rehearse import prepare, rehearse
+    from oomph.training import apply
 
     prepare(CAPABILITY)
     for name in AFFINE:
         workload = models()[name].workload()
-        traced = {n: rehearse(workload, Variant(micro_batch=n), CAPABILITY) for n in (2, 3, 5, 8)}
+        traced = {
+            n: rehearse(workload, Variant(micro_batch=n), CAPABILITY, apply) for n in (2, 3, 5, 8)
+        }
         yield {
             "model": name,
             "has_one_structure": all(
@@ -169,10 +173,15 @@ def extrapolated(of_two: Trace, of_three: Trace, num_examples: int) -> list[int]
 def large() -> Iterator[dict[str, Any]]:
     """Models whose live bytes another tracer has told, too."""
     from oomph.tracing.rehearse import prepare, rehearse
+    from oomph.training import apply
 
     prepare(CAPABILITY)
     for name, workload, variant in large_workloads():
-        yield {"model": name, **summary(rehearse(workload, variant, CAPABILITY)), **asdict(variant)}
+        yield {
+            "model": name,
+            **summary(rehearse(workload, variant, CAPABILITY, apply)),
+            **asdict(variant),
+        }
 
 
 def large_workloads() -> Iterator[tuple[str, Workload, Variant]]:
@@ -204,7 +213,7 @@ def large_workloads() -> Iterator[tuple[str, Workload, Variant]]:
     )
     yield "bert-large", classified, Variant(micro_batch=4)
     yield "bert-large bf16", classified, Variant(micro_batch=4, precision="bf16")
-    yield "bert-large checkpointed", classified, Variant(micro_batch=4, checkpoint_every=1)
+    yield "bert-large checkpointed", classified, Variant(micro_batch=4, checkpointing="blocks")
     gpt2 = workload(lambda: t.GPT2LMHeadModel(t.GPT2Config(use_cache=False)), text(1024))
     yield "gpt2", gpt2, Variant(micro_batch=4)
     llama = t.LlamaConfig(

@@ -67,7 +67,7 @@ def test_a_file_that_has_changed_makes_it_untrue(place: tuple[Path, str], file: 
     ("wish", "capability"),
     [
         (Wish(micro_batch=4, precision="bf16"), AMPERE),
-        (Wish(micro_batch=4, checkpoint_every=1), AMPERE),
+        (Wish(micro_batch=4, checkpointing="blocks"), AMPERE),
         (WISH, (9, 0)),
     ],
 )

@@ -89,7 +89,10 @@ def _replayed(trace: Trace, settings: AllocatorSettings, limit_bytes: int | None
     sizes = [allocation.size_bytes for allocation in trace.allocations]
     requested = [size or 1 for size in sizes]  # torch asks for nothing where a tensor is empty
     events = [event for event in trace.events if sizes[abs(event) - 1]]
-    return replay(CachingAllocator(settings, device), requested, events)
+    streams = [allocation.stream for allocation in trace.allocations]
+    return replay(
+        CachingAllocator(settings, device), requested, events, streams if any(streams) else None
+    )
 
 
 def _verdict(trace: Trace, settings: AllocatorSettings, card: Card, unknown_bytes: int) -> Verdict:

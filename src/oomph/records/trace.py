@@ -21,6 +21,7 @@ class Allocation:
     module: str  # "encoder.layer.3.attention"; "" is the model itself
     phase: Phase
     category: Category
+    stream: int = 0  # blocks of different streams come from different pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class Op:
     flops: int
     moved_bytes: int  # read and written
     dtype: str  # of the arithmetic: "float32", "bfloat16"
+    module: str = ""  # as of an allocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 from oomph.records.trace import Allocation, Op, Trace
 
 _ALLOCATION = ("op", "module", "phase", "category")
-_OP = ("name", "phase", "dtype")
+_OP = ("name", "phase", "dtype", "module")
 
 
 def to_columns(trace: Trace) -> dict[str, Any]:
@@ -20,6 +20,7 @@ def to_columns(trace: Trace) -> dict[str, Any]:
 
     return {
         "sizes": [allocation.size_bytes for allocation in trace.allocations],
+        "streams": [allocation.stream for allocation in trace.allocations],
         "allocations": [_numbers(trace.allocations, field, number) for field in _ALLOCATION],
         "events": list(trace.events),
         "step_starts": list(trace.step_starts),
@@ -42,8 +43,10 @@ def from_columns(columns: dict[str, Any]) -> Trace:
     ops = _rows(columns["ops"], names, _OP)
     return Trace(
         allocations=[
-            Allocation(size_bytes=size_bytes, **fields)
-            for size_bytes, fields in zip(columns["sizes"], allocations, strict=True)
+            Allocation(size_bytes=size_bytes, stream=stream, **fields)
+            for size_bytes, stream, fields in zip(
+                columns["sizes"], columns["streams"], allocations, strict=True
+            )
         ],
         events=columns["events"],
         step_starts=columns["step_starts"],

@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16"]
+Attention = Literal["as-is", "sdpa"]
+Loss = Literal["as-is", "chunked"]
+Adapters = Literal["none", "lora", "qlora"]
+Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
+
+# The user's own optimizer in another implementation, or another optimizer with its parameters.
+OPTIMIZERS = ("as-is", "fused", "foreach", "for-loop", "8-bit", "adafactor", "sgd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +39,33 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """One way to train a workload."""
+class How:
+    """How to train a workload, whatever the split of its batch: the tricks that are put on it."""
+
+    precision: Precision = "fp32"
+    checkpointing: str = "none"  # see records/checkpointing.py
+    optimizer: str = "as-is"  # or one of OPTIMIZERS
+    optimizer_in_backward: bool = False  # a gradient is used up as soon as it is there
+    attention: Attention = "as-is"
+    loss: Loss = "as-is"
+    offload_activations: bool = False  # what backward needs waits in the host's memory
+    offload_optimizer: bool = False  # the optimizer's state and its step are the host's
+    adapters: Adapters = "none"
+    sharding: Sharding = "none"
+    num_gpus: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant(How):
+    """One way to train a workload, the split of its batch included.
+
+    micro_batch x accumulation x num_gpus is the effective batch.
+    """
 
     micro_batch: int
     accumulation: int = 1
-    precision: Precision = "fp32"
-    checkpoint_every: int = 0  # 0: nothing is recomputed; k: every k-th block is
+    expandable_segments: bool = False  # PYTORCH_ALLOC_CONF=expandable_segments:True
+
+    @property
+    def batch_size(self) -> int:
+        return self.micro_batch * self.accumulation * self.num_gpus

@@ -48,11 +48,8 @@ def print_prediction(prediction: Prediction) -> None:
 def _verdict(prediction: Prediction) -> str:
     variant = prediction.variant
     how = f"micro-batch {variant.micro_batch} x {variant.accumulation}, {variant.precision}"
-    if variant.checkpoint_every:
-        every = (
-            "every block" if variant.checkpoint_every == 1 else f"1 of {variant.checkpoint_every}"
-        )
-        how += f", {every} recomputed"
+    if variant.checkpointing != "none":
+        how += f", recomputed: {variant.checkpointing}"
     fits = {
         "yes": "fits",
         "no": "does not fit",

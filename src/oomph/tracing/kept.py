@@ -15,11 +15,12 @@ import os
 import sys
 import sysconfig
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from oomph.records.trace_columns import from_columns, to_columns
-from oomph.records.workload import Variant
+from oomph.records.workload import How, Variant
 from oomph.tracing.traces import Traced, Wish, variant_for_batch
 
 _MOST_ENTRIES = 200
@@ -91,17 +92,24 @@ def _shape_of(variant: Variant) -> str:
 
 def _path(place: tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> Path:
     decided_by = (
-        _hashes(sorted(map(str, Path(__file__).parent.glob("*.py")))),  # the tracer itself
+        _hashes(_own_files()),
         sys.version,
         _installed(),
         str(place[0].resolve()),
         place[1],
-        wish.precision,
-        wish.checkpoint_every,
+        {field.name: getattr(wish, field.name) for field in fields(How)},
         capability,
     )
     digest = hashlib.sha256(json.dumps(decided_by).encode()).hexdigest()
     return cache_directory() / f"{digest[:32]}.json.gz"
+
+
+def _own_files() -> list[str]:
+    """What decides a trace of ours: the tracer, and what puts the tricks on."""
+    rooms = Path(__file__).parents[1]
+    return sorted(
+        str(path) for room in ("tracing", "training") for path in (rooms / room).rglob("*.py")
+    )
 
 
 def _installed() -> list[str]:

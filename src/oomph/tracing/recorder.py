@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ class Recorder(TorchDispatchMode):
         self._behaviours: dict[Any, Behaviour] = {}
         self._known = known_outputs.shared(torch.get_default_dtype())
         self._works: dict[Any, Op | None] = {}
+        self._works_of: dict[tuple[int, str], Op] = {}  # the same, each with its module
         self._has_workspace = False
         self._on_death = self._make_on_death()
         in_place.calibrate()
@@ -214,4 +216,10 @@ class Recorder(TorchDispatchMode):
             if key is not None:
                 self._works[self.phase, key] = work
         if work is not None:
-            self.ops.append(work)
+            self.ops.append(self._of_module(work, self.current_module()))
+
+    def _of_module(self, work: Op, module: str) -> Op:
+        known = self._works_of.get((id(work), module))
+        if known is None:
+            known = self._works_of[id(work), module] = replace(work, module=module)
+        return known

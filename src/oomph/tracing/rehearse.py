@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 
 from oomph.records.trace import Phase, Trace
-from oomph.records.workload import Variant, Workload
+from oomph.records.workload import How, Variant, Workload
 from oomph.tracing import autocast, cuda_branches, pretend
 from oomph.tracing.batches import make_batch
-from oomph.tracing.blocks import checkpoint_blocks
 from oomph.tracing.building import build, materialise
 from oomph.tracing.label import labelled
 from oomph.tracing.modules import ModuleStack
@@ -25,6 +26,14 @@ from oomph.tracing.recorder import Recorder
 
 _LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _NUM_STEPS = 2
+
+
+class Apply(Protocol):
+    """How tricks are put on what is trained: the functions of training/apply.py."""
+
+    def put_on_model(self, model: Any, how: How) -> Any: ...
+    def put_on_optimizer(self, make: Callable[[Any], Any], parameters: Any, how: How) -> Any: ...
+    def around_forward(self, how: How) -> AbstractContextManager[Any]: ...
 
 
 def prepare(capability: tuple[int, int]) -> None:
@@ -39,14 +48,16 @@ def prepare(capability: tuple[int, int]) -> None:
     gc.freeze()  # what was imported stays: collecting before a rehearsal need not look at it
 
 
-def rehearse(workload: Workload, variant: Variant, capability: tuple[int, int]) -> Trace:
+def rehearse(
+    workload: Workload, variant: Variant, capability: tuple[int, int], apply: Apply
+) -> Trace:
     """Train two steps, and tell what they took."""
     gc.collect()
     gc.disable()  # on a GPU, too, frees follow reference counts; cycles would die at random times
     recorder = Recorder(capability)
     try:
         with recorder, autocast.guard():
-            return _Rehearsal(workload, variant, recorder).run()
+            return _Rehearsal(workload, variant, recorder, apply).run()
     finally:
         gc.enable()
 
@@ -54,8 +65,10 @@ def rehearse(workload: Workload, variant: Variant, capability: tuple[int, int]) 
 class _Rehearsal:
     """The training loop: what it holds on to, it holds as a user's loop would."""
 
-    def __init__(self, workload: Workload, variant: Variant, recorder: Recorder) -> None:
-        self.workload, self.variant, self.recorder = workload, variant, recorder
+    def __init__(
+        self, workload: Workload, variant: Variant, recorder: Recorder, apply: Apply
+    ) -> None:
+        self.workload, self.variant, self.recorder, self.apply = workload, variant, recorder, apply
         self.gradients: set[int] = set()
         self.loss: Any = None
         self.batch: Any = None
@@ -68,11 +81,10 @@ class _Rehearsal:
         self.model = build(self.workload.model)
         materialise(self.model, pure)
         self.model.train()
-        if variant.checkpoint_every:
-            checkpoint_blocks(self.model, variant.checkpoint_every)
+        self.model = self.apply.put_on_model(self.model, variant)
         num_parameters = len(recorder.sizes)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = self.workload.optimizer(parameters)
+        self.optimizer = self.apply.put_on_optimizer(self.workload.optimizer, parameters, variant)
         self.scaler = torch.amp.GradScaler("cuda") if variant.precision == "fp16" else None
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._note_gradient)
@@ -126,7 +138,7 @@ class _Rehearsal:
         self._enter("forward")
         low = _LOW.get(self.variant.precision)
         context = torch.autocast("cuda", dtype=low) if low else contextlib.nullcontext()
-        with context:
+        with context, self.apply.around_forward(self.variant):
             loss = self.workload.loss(self.model, self.batch)
         self._check(loss)
         if self.variant.accumulation > 1:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oomph.errors import UsageError
 from oomph.records.trace import Trace
-from oomph.records.workload import Precision, Variant, Workload
+from oomph.records.workload import How, Variant, Workload
 from oomph.tracing.child import in_a_child
+
+if TYPE_CHECKING:
+    from oomph.tracing.rehearse import Apply
 
 # Two micro-steps are like any number: the third takes what the second took.
 _MOST_MICRO_STEPS = 2
@@ -25,12 +29,10 @@ def kind_of(capability: tuple[int, int]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Wish(How):
     """How to train, as far as the user has said."""
 
     micro_batch: int | None = None  # None: the whole batch at once
-    precision: Precision = "fp32"
-    checkpoint_every: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,22 +45,25 @@ class Traced:
     batch_size: int  # of the workload
 
 
-def trace(workload: Workload | tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> Traced:
+def trace(
+    workload: Workload | tuple[Path, str], wish: Wish, capability: tuple[int, int], apply: Apply
+) -> Traced:
     """Rehearse in a child: at two micro-batches that any other follows from, or at 1 itself."""
-    return in_a_child(lambda: _traced(workload, wish, capability))
+    return in_a_child(lambda: _traced(workload, wish, capability, apply))
 
 
 def trace_exactly(
-    workload: Workload | tuple[Path, str], wish: Wish, capability: tuple[int, int]
+    workload: Workload | tuple[Path, str], wish: Wish, capability: tuple[int, int], apply: Apply
 ) -> Traced:
     """Rehearse at the very micro-batch, where no line goes through two others."""
-    return in_a_child(lambda: _traced(workload, wish, capability, exactly=True))
+    return in_a_child(lambda: _traced(workload, wish, capability, apply, exactly=True))
 
 
 def _traced(
     workload: Workload | tuple[Path, str],
     wish: Wish,
     capability: tuple[int, int],
+    apply: Apply,
     *,
     exactly: bool = False,
 ) -> Traced:
@@ -74,7 +79,9 @@ def _traced(
     return Traced(
         variant=variant,
         traces=tuple(
-            rehearse(made, replace(variant, micro_batch=size, accumulation=steps), capability)
+            rehearse(
+                made, replace(variant, micro_batch=size, accumulation=steps), capability, apply
+            )
             for size in sizes
         ),
         files=_users_files(before),
@@ -83,20 +90,24 @@ def _traced(
 
 
 def variant_for_batch(batch_size: int, wish: Wish) -> Variant:
-    """The effective batch is the contract: micro-batch times accumulation is it."""
-    micro_batch = wish.micro_batch or batch_size
-    if batch_size < 1 or batch_size % micro_batch:
+    """The effective batch is the contract: micro-batch x accumulation x GPUs is it."""
+    micro_batch = wish.micro_batch or max(batch_size // wish.num_gpus, 1)
+    at_a_time = micro_batch * wish.num_gpus
+    if batch_size < 1 or batch_size % at_a_time:
+        on_gpus = f" on each of {wish.num_gpus} GPUs" if wish.num_gpus > 1 else ""
         raise UsageError(
-            f"a micro-batch of {micro_batch} does not divide the batch of {batch_size}",
-            because="micro-batch times accumulation must be the batch that is trained with",
-            attempt=f"one of {', '.join(map(str, _divisors(batch_size)))}",
+            f"a micro-batch of {micro_batch}{on_gpus} does not divide the batch of {batch_size}",
+            because="micro-batch x accumulation x GPUs must be the batch that is trained with",
+            attempt=_advice(batch_size, wish.num_gpus),
         )
-    return Variant(
-        micro_batch=micro_batch,
-        accumulation=batch_size // micro_batch,
-        precision=wish.precision,
-        checkpoint_every=wish.checkpoint_every,
-    )
+    how = {field.name: getattr(wish, field.name) for field in fields(How)}
+    return Variant(micro_batch=micro_batch, accumulation=batch_size // at_a_time, **how)
+
+
+def _advice(batch_size: int, num_gpus: int) -> str:
+    if batch_size % num_gpus:
+        return f"a number of GPUs that divides {batch_size}"
+    return f"one of {', '.join(map(str, _divisors(batch_size // num_gpus)))}"
 
 
 def _divisors(number: int) -> list[int]:

@@ -1,0 +1,64 @@
+"""What to recompute in backward, as text <-> which blocks that are.
+
+"none": nothing. "blocks": every block. "every-3": every third. "blocks:0,4,5": these, counted from
+0. "selective": in every block what is cheap to recompute; matmuls and attention are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oomph.errors import UsageError
+
+_MOST_DIGITS = 4
+
+
+def check_checkpointing(text: str) -> str:
+    """The text itself, if it is a way of checkpointing. Raises UsageError."""
+    if text in ("none", "blocks", "selective") or _every(text) or _listed(text):
+        return text
+    raise UsageError(
+        f"{text!r:.80} is no way of checkpointing",
+        because='it is "none", "blocks", "every-2" for every second block, "blocks:0,3" for the'
+        ' first and the fourth, or "selective"',
+        attempt="blocks",
+    )
+
+
+def recomputed_blocks(text: str, num_blocks: int) -> list[int]:
+    """The numbers of the blocks that are recomputed, in whole or selectively."""
+    if check_checkpointing(text) == "none":
+        return []
+    listed = _listed(text)
+    if listed and max(listed) >= num_blocks:
+        raise UsageError(
+            f"there is no block {max(listed)} to recompute",
+            because=f"the model has {num_blocks} blocks, counted from 0",
+            attempt=f"blocks:0 to blocks:{num_blocks - 1}",
+        )
+    return listed or list(range(0, num_blocks, _every(text) or 1))
+
+
+def as_text(blocks: Sequence[int], num_blocks: int) -> str:
+    """The shortest text for a set of blocks."""
+    numbers = sorted(set(blocks))
+    if not numbers:
+        return "none"
+    for every in range(1, num_blocks):
+        if numbers == list(range(0, num_blocks, every)):
+            return "blocks" if every == 1 else f"every-{every}"
+    return "blocks:" + ",".join(map(str, numbers))
+
+
+def _every(text: str) -> int | None:
+    number = text.removeprefix("every-")
+    is_number = text != number and number.isdecimal() and len(number) <= _MOST_DIGITS
+    return int(number) or None if is_number else None
+
+
+def _listed(text: str) -> list[int] | None:
+    numbers = text.removeprefix("blocks:").split(",")
+    is_list = text.startswith("blocks:") and all(
+        number.isdecimal() and len(number) <= _MOST_DIGITS for number in numbers
+    )
+    return sorted({int(number) for number in numbers}) if is_list else None

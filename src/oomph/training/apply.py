@@ -1,0 +1,38 @@
+"""How, a model, an optimizer -> the same with the tricks put on them, in the order that they need.
+
+First the model, before its optimizer is made; then the optimizer; then what is around each forward.
+Torch is imported when something is put on, and not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from oomph.errors import UsageError
+from oomph.records.workload import How
+
+
+def put_on_model(model: Any, how: How) -> Any:
+    """The model with what of `how` changes it. The optimizer is made of its parameters."""
+    if how.checkpointing != "none":
+        from oomph.training.checkpointing import checkpoint_blocks
+
+        checkpoint_blocks(model, how.checkpointing)
+    return model
+
+
+def put_on_optimizer(make: Callable[[Any], Any], parameters: Any, how: How) -> Any:
+    """The optimizer that `how` asks for, made as the user makes theirs."""
+    if how.optimizer != "as-is":
+        raise UsageError(f"the optimizer {how.optimizer!r:.40} cannot be put on yet")
+    return make(parameters)
+
+
+def around_forward(how: How) -> AbstractContextManager[Any]:
+    """What each forward runs in."""
+    if how.offload_activations:
+        raise UsageError("activations cannot be offloaded yet")
+    return contextlib.nullcontext()
