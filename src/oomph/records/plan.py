@@ -1,0 +1,133 @@
+"""Plan, Trick: the settings chosen, why each, and what each costs on the four axes.
+
+The axes are the mission's: stability of training, memory, resources, time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from oomph.records.prediction import Prediction, Verdict
+from oomph.records.workload import Precision, Variant
+
+# Exactly the same update; the same within rounding, which is checked; another training.
+Stability = Literal["same", "rounding", "changes"]
+Preference = Literal["balance", "time", "memory", "resources"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trick:
+    """One lever, as a plan has set it."""
+
+    name: str  # as --allow and --forbid take it: "checkpointing"
+    what: str  # "recompute 12 of 24 blocks in backward"
+    stability: Stability
+    caveat: str | None  # what to know before it is used, with this model's numbers
+    code: str  # the line or the flag that applies it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One way to train that keeps the batch, and what it costs."""
+
+    gpu: str
+    workload: str
+    variant: Variant
+    prediction: Prediction
+    tricks: tuple[Trick, ...]
+    stability: Stability  # the weakest of its tricks'
+    relative_time: float | None  # to the fastest way on a GPU of infinite memory
+    recommended: bool
+    why: str  # a sentence
+
+    @property
+    def micro_batch(self) -> int:
+        return self.variant.micro_batch
+
+    @property
+    def accumulate(self) -> int:
+        return self.variant.accumulation
+
+    @property
+    def gpus(self) -> int:
+        return self.variant.num_gpus
+
+    @property
+    def batch_size(self) -> int:
+        return self.variant.batch_size
+
+    @property
+    def precision(self) -> Precision:
+        return self.variant.precision
+
+    @property
+    def checkpointing(self) -> str:
+        return self.variant.checkpointing
+
+    @property
+    def optimizer(self) -> str:
+        return self.variant.optimizer
+
+    @property
+    def fits(self) -> Verdict:
+        return self.prediction.fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A way that was looked at and is not among the plans."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """Why nothing fits, and what would."""
+
+    missing_bytes: int  # of the smallest plan
+    largest_part: str  # "optimizer 12.4 GiB"
+    smallest_gpu: str | None  # of the catalogue, on which the smallest plan fits
+    num_gpus: int | None  # of the GPU asked for, on which it would fit when sharded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plans:
+    """The plans that fit, the recommended one first, and what became of the others."""
+
+    workload: str
+    gpu: str
+    batch_size: int
+    capacity_bytes: int
+    fits_as_is: Verdict
+    as_is: Prediction  # the workload as it was given, on one GPU
+    plans: tuple[Plan, ...]
+    rejected: tuple[Rejected, ...]
+    shortfall: Shortfall | None  # where nothing fits
+    caveats: tuple[str, ...]  # the mission's, answered with this model's numbers
+    num_candidates: int  # ways that were compared
+
+    @property
+    def best(self) -> Plan | None:
+        return self.plans[0] if self.plans else None
+
+    def __getitem__(self, place: int) -> Plan:
+        return self.plans[place]
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter(self.plans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Live bytes over the last step of a plan, by category, for drawing."""
+
+    positions: tuple[float, ...]  # in the step, 0..1
+    categories: tuple[str, ...]
+    live_bytes: tuple[tuple[int, ...], ...]  # of each category, at each position
+    phases: tuple[tuple[float, str], ...]  # where each begins
