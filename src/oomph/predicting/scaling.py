@@ -49,8 +49,8 @@ class AffineTrace:
 def affine(smaller: Trace, larger: Trace) -> AffineTrace:
     """The line through two traces. Raises NotAffine."""
     step = larger.micro_batch - smaller.micro_batch
-    ordered = with_ordered_frees(smaller.events)
-    if ordered != with_ordered_frees(larger.events):
+    ordered = with_ordered_frees(smaller.events, smaller.phase_starts)
+    if ordered != with_ordered_frees(larger.events, larger.phase_starts):
         raise NotAffine("the order of allocations depends on the micro-batch")
     pairs = zip(smaller.allocations, larger.allocations, strict=True)
     slopes = [_slope(before, after, step) for before, after in pairs]
@@ -58,11 +58,17 @@ def affine(smaller: Trace, larger: Trace) -> AffineTrace:
     return AffineTrace(replace(smaller, events=ordered), slopes, op_slopes)
 
 
-def with_ordered_frees(events: Sequence[int]) -> list[int]:
-    """The events with each run of frees sorted: within a run their order is chance."""
+def with_ordered_frees(
+    events: Sequence[int], phase_starts: Sequence[tuple[int, str]] = ()
+) -> list[int]:
+    """The events with each run of frees sorted: within one, in a phase, their order is chance."""
+    borders = {start for start, _ in phase_starts}
     ordered: list[int] = []
     run: list[int] = []
-    for event in events:
+    for place, event in enumerate(events):
+        if place in borders:
+            ordered += sorted(run, reverse=True)
+            run.clear()
         if event < 0:
             run.append(event)
         else:

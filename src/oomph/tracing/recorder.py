@@ -54,8 +54,7 @@ class Recorder(TorchDispatchMode):
         self._live: dict[int, _Live] = {}
         self._behaviours: dict[Any, Behaviour] = {}
         self._known = known_outputs.shared(torch.get_default_dtype())
-        self._works: dict[Any, Op | None] = {}
-        self._works_of: dict[tuple[int, str], Op] = {}  # the same, each with its module
+        self._works: dict[Any, dict[str, Op | None]] = {}  # of each kind of call, by module
         self._has_workspace = False
         self._on_death = self._make_on_death()
         in_place.calibrate()
@@ -210,16 +209,24 @@ class Recorder(TorchDispatchMode):
         if not self.computes:
             return
         key = key or key_of(behaviour, args, kwargs)
-        work = NotImplemented if key is None else self._works.get((self.phase, key), NotImplemented)
-        if work is NotImplemented:
-            work = work_of(behaviour, args, kwargs, outputs, self.phase)
-            if key is not None:
-                self._works[self.phase, key] = work
+        module = self.current_module()
+        if key is None:
+            work = work_of(behaviour, args, kwargs, outputs, self.phase, module)
+        else:
+            work = self._known_work((self.phase, key), module, behaviour, args, kwargs, outputs)
         if work is not None:
-            self.ops.append(self._of_module(work, self.current_module()))
+            self.ops.append(work)
 
-    def _of_module(self, work: Op, module: str) -> Op:
-        known = self._works_of.get((id(work), module))
-        if known is None:
-            known = self._works_of[id(work), module] = replace(work, module=module)
-        return known
+    def _known_work(
+        self, key: Any, module: str, behaviour: Behaviour, args: Any, kwargs: Any, outputs: Any
+    ) -> Op | None:
+        of_module = self._works.get(key)
+        if of_module is None:
+            work = work_of(behaviour, args, kwargs, outputs, self.phase, module)
+            self._works[key] = {module: work}
+            return work
+        work = of_module.get(module, NotImplemented)
+        if work is NotImplemented:
+            known = next(iter(of_module.values()))
+            work = of_module[module] = None if known is None else replace(known, module=module)
+        return work

@@ -12,7 +12,9 @@ from oomph.tracing.known_outputs import tensors_in
 from oomph.tracing.pretend import is_pretended
 
 
-def work_of(behaviour: Behaviour, args: Any, kwargs: Any, outputs: Any, phase: Phase) -> Op | None:
+def work_of(
+    behaviour: Behaviour, args: Any, kwargs: Any, outputs: Any, phase: Phase, module: str = ""
+) -> Op | None:
     """None if nothing of it runs on the GPU."""
     tensors = [tensor for tensor in tensors_in((args, kwargs)) if is_pretended(tensor)]
     tensors += [out for out in outputs if isinstance(out, torch.Tensor) and is_pretended(out)]
@@ -30,4 +32,5 @@ def work_of(behaviour: Behaviour, args: Any, kwargs: Any, outputs: Any, phase: P
         flops=flops,
         moved_bytes=sum(tensor.numel() * tensor.element_size() for tensor in moved),
         dtype=str(tensors[0].dtype).removeprefix("torch."),
+        module=module,
     )

@@ -1,0 +1,135 @@
+"""A footprint -> that of another way to train, where no further rehearsal is needed.
+
+Without accumulation: what the second micro-step does is left out. With another optimizer: its step
+sees parameters and gradients, and nothing of how they were computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from oomph.predicting.footprint import OF_ALLOCATIONS, OF_EVENTS, PHASES, Footprint
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.int64]
+
+_STEP = PHASES.index("step")
+_SECOND = 2
+
+
+class NotSpliceable(Exception):
+    """The optimizer's step cannot be told from the rest, or sees other parameters."""
+
+
+# ---- accumulation --------------------------------------------------------------------------------
+
+
+def without_accumulation(footprint: Footprint) -> Footprint:
+    """The same with one micro-step in a step.
+
+    What the first leaves behind, the loss and the batch, then lives until it would have been
+    replaced by the next step's: it takes the part of what the second leaves behind.
+    """
+    import numpy as np
+
+    event = footprint.event.copy()
+    in_second = footprint.micro_step == _SECOND
+    for step in (1, 2):
+        of_step = in_second & (footprint.step == step)
+        for left, replaced in _heirs(footprint, event, of_step):
+            event[event == -(left + 1)] = -(replaced + 1)
+    kept = ~in_second
+    return _replaced(footprint, event=np.where(kept, event, 0)).keeping(kept)
+
+
+def _heirs(footprint: Footprint, event: Numbers, of_step: Any) -> list[tuple[int, int]]:
+    """What the second micro-step leaves behind, and what of the first it took the place of."""
+    born = set((event[of_step & (event > 0)] - 1).tolist())
+    died = set((-event[of_step & (event < 0)] - 1).tolist())
+    left, replaced = sorted(born - died), sorted(died - born)
+    pairs = []
+    for one in left:
+        alike = next((two for two in replaced if _is_alike(footprint, one, two)), None)
+        if alike is not None:
+            replaced.remove(alike)
+            pairs.append((one, alike))
+    return pairs
+
+
+def _is_alike(footprint: Footprint, one: int, two: int) -> bool:
+    return all(
+        getattr(footprint, name)[one] == getattr(footprint, name)[two]
+        for name in ("fixed_bytes", "grown_bytes", "born")
+    )
+
+
+# ---- the optimizer -------------------------------------------------------------------------------
+
+
+def with_step_of(footprint: Footprint, other: Footprint) -> Footprint:
+    """The forward and backward of one footprint, the optimizer's step of another.
+
+    Raises NotSpliceable.
+    """
+    import numpy as np
+
+    if _built(footprint) != _built(other):
+        raise NotSpliceable("the two train other parameters")
+    rest = footprint.keeping(~_is_of_step(footprint))
+    added = other.keeping(_is_of_step(other))
+    if (added.phase != _STEP).any():
+        raise NotSpliceable("something that the optimizer's step makes is freed after it")
+    numbered = added.event + np.sign(added.event) * len(rest.fixed_bytes)
+    ops = [place for place, op in enumerate(footprint.ops) if op.phase != "step"]
+    theirs = [place for place, op in enumerate(other.ops) if op.phase == "step"]
+    return Footprint(
+        **{
+            name: np.concatenate([getattr(rest, name), getattr(added, name)])
+            for name in OF_ALLOCATIONS
+        },
+        event=_interleaved(rest, added, rest.event, numbered),
+        **{
+            name: _interleaved(rest, added, getattr(rest, name), getattr(added, name))
+            for name in OF_EVENTS
+        },
+        ops=[*_at(footprint.ops, ops), *_at(other.ops, theirs)],
+        op_slopes=[*_at(footprint.op_slopes, ops), *_at(other.op_slopes, theirs)],
+        base_micro_batch=footprint.base_micro_batch,
+    )
+
+
+def _interleaved(rest: Footprint, added: Footprint, mine: Numbers, theirs: Numbers) -> Numbers:
+    """A column of the one, with that of the other at the end of each training step."""
+    import numpy as np
+
+    first = int(np.searchsorted(rest.step, 1, side="right"))
+    return np.concatenate(
+        [mine[:first], theirs[added.step == 1], mine[first:], theirs[added.step == _SECOND]]
+    )
+
+
+def _built(footprint: Footprint) -> tuple[int, ...]:
+    """The sizes of what is there before training, which tell two models apart."""
+    built = footprint.event[(footprint.step == 0) & (footprint.event > 0)] - 1
+    return tuple(footprint.fixed_bytes[built].tolist())
+
+
+def _is_of_step(footprint: Footprint) -> Any:
+    """Which events are of allocations that the optimizer's step requests."""
+    import numpy as np
+
+    return footprint.born[np.abs(footprint.event) - 1] == _STEP
+
+
+def _at(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    return [values[place] for place in places]
+
+
+def _replaced(footprint: Footprint, **columns: Any) -> Footprint:
+    from dataclasses import replace
+
+    return replace(footprint, **columns)
