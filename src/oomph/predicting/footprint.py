@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oomph.predicting.scaling import AffineTrace
-from oomph.records.trace import Op, Trace
+from oomph.records.trace import Trace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +35,18 @@ PHASES = ("build", "input", "forward", "backward", "clip", "step", "zero_grad")
 _OF_A_MICRO_STEP = ("input", "forward", "backward")
 
 
+class Kernel(NamedTuple):
+    """What an op computes and moves: fixed + grown x micro-batch."""
+
+    name: str
+    phase: str
+    dtype: str
+    fixed_flops: int
+    grown_flops: int
+    fixed_moved_bytes: int
+    grown_moved_bytes: int
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Footprint:
     """Allocations and events as columns; an allocation is fixed + grown x micro-batch bytes."""
@@ -48,9 +60,8 @@ class Footprint:
     phase: Numbers  # of each event
     step: Numbers  # of each event: 0 before training, then 1 and 2
     micro_step: Numbers  # of each event, in its step: 0 before the first, then 1 and 2
-    ops: Sequence[Op]  # of the second step, at the smaller micro-batch
-    op_slopes: Sequence[tuple[int, int]]  # flops and moved bytes per example
-    base_micro_batch: int
+    kernels: tuple[Kernel, ...]  # the different ones of the second step
+    op: Numbers  # which of them each op of the second step is
 
     # ---- live bytes ------------------------------------------------------------------------------
 
@@ -93,9 +104,8 @@ class Footprint:
             **{name: getattr(self, name)[requested] for name in OF_ALLOCATIONS},
             event=(np.sign(event) * (places + 1))[known],
             **{name: getattr(self, name)[kept][known] for name in OF_EVENTS},
-            ops=self.ops,
-            op_slopes=self.op_slopes,
-            base_micro_batch=self.base_micro_batch,
+            kernels=self.kernels,
+            op=self.op,
         )
 
 
@@ -112,6 +122,8 @@ def footprint_of(line: AffineTrace) -> Footprint:
     fixed = np.array([a.size_bytes for a in trace.allocations], dtype=np.int64)
     fixed -= grown * trace.micro_batch
     phase, step, micro_step = _places_of_events(trace)
+    kernels = _kernels(line)
+    numbers = {kernel: number for number, kernel in enumerate(dict.fromkeys(kernels))}
     whole = Footprint(
         fixed_bytes=fixed,
         grown_bytes=grown,
@@ -122,12 +134,27 @@ def footprint_of(line: AffineTrace) -> Footprint:
         phase=phase,
         step=step,
         micro_step=micro_step,
-        ops=trace.ops,
-        op_slopes=line.op_slopes,
-        base_micro_batch=trace.micro_batch,
+        kernels=tuple(numbers),
+        op=np.array(list(map(numbers.__getitem__, kernels)), dtype=np.int64),
     )
     is_empty = (fixed == 0) & (grown == 0)
     return whole.keeping(~is_empty[np.abs(whole.event) - 1])
+
+
+def _kernels(line: AffineTrace) -> list[Kernel]:
+    base = line.base.micro_batch
+    return [
+        Kernel(
+            name=op.name,
+            phase=op.phase,
+            dtype=op.dtype,
+            fixed_flops=op.flops - flops * base,
+            grown_flops=flops,
+            fixed_moved_bytes=op.moved_bytes - moved * base,
+            grown_moved_bytes=moved,
+        )
+        for op, (flops, moved) in zip(line.base.ops, line.op_slopes, strict=True)
+    ]
 
 
 def _numbered(names: Sequence[str], of: Sequence[str]) -> Numbers:

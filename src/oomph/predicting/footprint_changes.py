@@ -6,10 +6,11 @@ sees parameters and gradients, and nothing of how they were computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oomph.predicting.footprint import OF_ALLOCATIONS, OF_EVENTS, PHASES, Footprint
+from oomph.predicting.footprint import OF_ALLOCATIONS, OF_EVENTS, PHASES, Footprint, Kernel
+from oomph.predicting.micro_steps import second_micro_step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +44,18 @@ def without_accumulation(footprint: Footprint) -> Footprint:
         for left, replaced in _heirs(footprint, event, of_step):
             event[event == -(left + 1)] = -(replaced + 1)
     kept = ~in_second
-    return _replaced(footprint, event=np.where(kept, event, 0)).keeping(kept)
+    cut = replace(footprint, event=np.where(kept, event, 0)).keeping(kept)
+    return replace(cut, op=footprint.op[~_are_of_second_micro_step(footprint)])
+
+
+def _are_of_second_micro_step(footprint: Footprint) -> Any:
+    """Which ops are."""
+    import numpy as np
+
+    phases = [footprint.kernels[number].phase for number in footprint.op]
+    found = np.zeros(len(footprint.op), dtype=bool)
+    found[list(second_micro_step(phases))] = True
+    return found
 
 
 def _heirs(footprint: Footprint, event: Numbers, of_step: Any) -> list[tuple[int, int]]:
@@ -84,8 +96,7 @@ def with_step_of(footprint: Footprint, other: Footprint) -> Footprint:
     if (added.phase != _STEP).any():
         raise NotSpliceable("something that the optimizer's step makes is freed after it")
     numbered = added.event + np.sign(added.event) * len(rest.fixed_bytes)
-    ops = [place for place, op in enumerate(footprint.ops) if op.phase != "step"]
-    theirs = [place for place, op in enumerate(other.ops) if op.phase == "step"]
+    work = _with_step_kernels(footprint, other)
     return Footprint(
         **{
             name: np.concatenate([getattr(rest, name), getattr(added, name)])
@@ -96,10 +107,28 @@ def with_step_of(footprint: Footprint, other: Footprint) -> Footprint:
             name: _interleaved(rest, added, getattr(rest, name), getattr(added, name))
             for name in OF_EVENTS
         },
-        ops=[*_at(footprint.ops, ops), *_at(other.ops, theirs)],
-        op_slopes=[*_at(footprint.op_slopes, ops), *_at(other.op_slopes, theirs)],
-        base_micro_batch=footprint.base_micro_batch,
+        kernels=work[0],
+        op=work[1],
     )
+
+
+def _with_step_kernels(
+    footprint: Footprint, other: Footprint
+) -> tuple[tuple[Kernel, ...], Numbers]:
+    """The kernels of both, and the ops of forward and backward followed by the other's step."""
+    import numpy as np
+
+    mine = footprint.op[~_are_of_step(footprint)]
+    theirs = other.op[_are_of_step(other)] + len(footprint.kernels)
+    return (*footprint.kernels, *other.kernels), np.concatenate([mine, theirs])
+
+
+def _are_of_step(footprint: Footprint) -> Any:
+    """Which ops are of the optimizer's step."""
+    import numpy as np
+
+    of_step = np.array([kernel.phase == "step" for kernel in footprint.kernels], dtype=bool)
+    return of_step[footprint.op]
 
 
 def _interleaved(rest: Footprint, added: Footprint, mine: Numbers, theirs: Numbers) -> Numbers:
@@ -123,13 +152,3 @@ def _is_of_step(footprint: Footprint) -> Any:
     import numpy as np
 
     return footprint.born[np.abs(footprint.event) - 1] == _STEP
-
-
-def _at(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    return [values[place] for place in places]
-
-
-def _replaced(footprint: Footprint, **columns: Any) -> Footprint:
-    from dataclasses import replace
-
-    return replace(footprint, **columns)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from oomph.errors import UsageError
+from oomph.predicting.micro_steps import second_micro_step
 from oomph.records.catalog import GpuModel
 from oomph.records.trace import Op
 
@@ -89,7 +90,6 @@ _WAITED_FOR = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "equ
 
 
 _TRACED_MICRO_STEPS = 2
-_OF_A_MICRO_STEP = ("input", "forward", "backward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +133,9 @@ def with_micro_steps(ops: Sequence[Op], num_micro_steps: int) -> list[Op]:
     """The ops of a step that accumulates over more micro-steps than the two that were traced."""
     if num_micro_steps <= _TRACED_MICRO_STEPS:
         return list(ops)
-    places = [i for i, op in enumerate(ops) if op.phase in _OF_A_MICRO_STEP]
-    second = places[len(places) // 2 :]
-    if not second:
-        return list(ops)
-    more = [ops[i] for i in second] * (num_micro_steps - _TRACED_MICRO_STEPS)
-    after = second[-1] + 1
-    return [*ops[:after], *more, *ops[after:]]
+    second = second_micro_step([op.phase for op in ops])
+    more = [*ops[second.start : second.stop]] * (num_micro_steps - _TRACED_MICRO_STEPS)
+    return [*ops[: second.stop], *more, *ops[second.stop :]]
 
 
 def anchored(predicted: StepTime, reference: StepTime, measured_s: float) -> StepTime:
