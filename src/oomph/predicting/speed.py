@@ -60,7 +60,7 @@ class _Pace:
 # (https://jiahuanglin.xyz/all_lessons/gpu_kernel_serving/18_pytorch_to_kernel.html); the
 # simplest op took 7 us on a CPU (https://github.com/pytorch/pytorch/issues/41383).
 # convolution, kernel: judgement.
-_LIKELY = _Pace(
+LIKELY = _Pace(
     matmul=0.80, convolution=0.60, attention=0.45, bandwidth=0.80, kernel_s=3e-6, host_s=10e-6
 )
 # attention: FlashAttention-2 reaches 50 to 73 % of an A100, its forerunner 25 to 40 %
@@ -86,7 +86,7 @@ _WITHOUT_KERNEL = frozenset(
     | {"_unsafe_view", "lift_fresh"}
 )
 # The host waits for the result of these.
-_WAITED_FOR = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero"})
+WAITED_FOR = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero"})
 
 
 _TRACED_MICRO_STEPS = 2
@@ -113,14 +113,14 @@ def estimate(
     bandwidth = model.memory_bandwidth_bytes_per_s
     if not ops or not bandwidth:
         return None
-    issued = _issued(ops, _Rates(model, matmul_precision), bandwidth)
+    issued = _issued(ops, Rates(model, matmul_precision), bandwidth)
     if issued is None:
         return None
-    likely = _wind(issued, _LIKELY)
+    likely = _wind(issued, LIKELY)
     return StepTime(
         step_s=likely.step_s,
         gpu_busy_s=sum(likely.busy_s.values()),
-        host_s=len(ops) * _LIKELY.host_s,
+        host_s=len(ops) * LIKELY.host_s,
         by_phase=likely.by_phase,
         flops=sum(op.flops for op in ops),
         bound_by=_bound_by(likely),
@@ -241,7 +241,7 @@ class _Kernel:
         return longest, "arithmetic" if longest == arithmetic_s else "memory bandwidth"
 
 
-def _issued(ops: Sequence[Op], rates: _Rates, bandwidth: float) -> _Issued | None:
+def _issued(ops: Sequence[Op], rates: Rates, bandwidth: float) -> _Issued | None:
     """None if an op computes at a rate that nobody knows."""
     numbers: dict[tuple[str, str, int, int], int] = {}
     kernels: list[_Kernel] = []
@@ -250,7 +250,7 @@ def _issued(ops: Sequence[Op], rates: _Rates, bandwidth: float) -> _Issued | Non
         key = (op.name, op.dtype, op.flops, op.moved_bytes)
         number = numbers.get(key)
         if number is None:
-            kernel = _kernel(op, rates, bandwidth)
+            kernel = kernel_of(op, rates, bandwidth)
             if kernel is None:
                 return None
             number = numbers[key] = len(kernels)
@@ -261,7 +261,7 @@ def _issued(ops: Sequence[Op], rates: _Rates, bandwidth: float) -> _Issued | Non
     return _Issued(kernels=kernels, runs=runs)
 
 
-def _kernel(op: Op, rates: _Rates, bandwidth: float) -> _Kernel | None:
+def kernel_of(op: Op, rates: Rates, bandwidth: float) -> _Kernel | None:
     kind = _kind_of(op.name)
     rate = rates.of(op.dtype, kind) if op.flops else 1.0
     if rate is None:
@@ -271,7 +271,7 @@ def _kernel(op: Op, rates: _Rates, bandwidth: float) -> _Kernel | None:
         arithmetic_s=op.flops / rate,
         traffic_s=op.moved_bytes / bandwidth,
         runs=op.name not in _WITHOUT_KERNEL,
-        is_waited_for=op.name in _WAITED_FOR,
+        is_waited_for=op.name in WAITED_FOR,
     )
 
 
@@ -286,7 +286,7 @@ def _kind_of(name: str) -> _Kind:
 # ---- rates -----------------------------------------------------------------------------------
 
 
-class _Rates:
+class Rates:
     """Operations per second of a GPU: the best measured ones, of attention those of the sheet."""
 
     def __init__(self, model: GpuModel, matmul_precision: MatmulPrecision) -> None:
