@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,9 +41,18 @@ def build(make: Any) -> Any:
     """The user's model, without its memory. A module that is built already is taken as it is."""
     if isinstance(make, torch.nn.Module):
         return make
-    # Nothing of this is recorded: a user builds on the host, and then moves the model.
-    with _disable_current_modes(), suspended(), torch.device(_META), _WithoutValues():
+    with without_memory():
         return make()
+
+
+@contextlib.contextmanager
+def without_memory() -> Iterator[None]:
+    """What is made in here is on the meta device, and says so.
+
+    Nothing of it is recorded: a user builds on the host, and then moves the model.
+    """
+    with _disable_current_modes(), suspended(), torch.device(_META), _WithoutValues():
+        yield
 
 
 def materialise(model: Any, dtype: Any = None) -> None:

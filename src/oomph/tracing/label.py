@@ -17,6 +17,7 @@ def labelled(
     *,
     num_parameters: int,
     gradients: set[int],
+    states: set[int],
     step_starts: Sequence[int],
     phase_starts: Sequence[tuple[int, Phase]],
 ) -> Trace:
@@ -28,7 +29,9 @@ def labelled(
             op=op,
             module=module,
             phase=phase,
-            category=_category(number, op, phase, deaths.get(number), num_parameters, gradients),
+            category="optimizer"
+            if number in states
+            else _category(number, op, phase, deaths.get(number), num_parameters, gradients),
         )
         for number, (size_bytes, (op, module, phase)) in enumerate(
             zip(recorder.sizes, recorder.born, strict=True)

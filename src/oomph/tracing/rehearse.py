@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 import torch
 
+from oomph.records.contradictions import contradiction_in
 from oomph.records.trace import Phase, Trace
 from oomph.records.workload import How, Variant, Workload
 from oomph.tracing import autocast, cuda_branches, pretend
 from oomph.tracing.batches import make_batch
-from oomph.tracing.building import build, materialise
+from oomph.tracing.building import build, materialise, without_memory
 from oomph.tracing.label import labelled
 from oomph.tracing.modules import ModuleStack
 from oomph.tracing.recorder import Recorder
@@ -31,6 +32,7 @@ _NUM_STEPS = 2
 class Apply(Protocol):
     """How tricks are put on what is trained: the functions of training/apply.py."""
 
+    def put_on_built(self, model: Any, how: How) -> Any: ...
     def put_on_model(self, model: Any, how: How) -> Any: ...
     def put_on_optimizer(self, make: Callable[[Any], Any], parameters: Any, how: How) -> Any: ...
     def around_forward(self, how: How) -> AbstractContextManager[Any]: ...
@@ -52,6 +54,9 @@ def rehearse(
     workload: Workload, variant: Variant, capability: tuple[int, int], apply: Apply
 ) -> Trace:
     """Train two steps, and tell what they took."""
+    contradiction = contradiction_in(variant, clips_gradients=workload.clip_grad_norm is not None)
+    if contradiction is not None:
+        raise contradiction
     gc.collect()
     gc.disable()  # on a GPU, too, frees follow reference counts; cycles would die at random times
     recorder = Recorder(capability)
@@ -79,15 +84,17 @@ class _Rehearsal:
         pure = torch.bfloat16 if variant.precision == "pure-bf16" else None
         recorder.computes = False
         self.model = build(self.workload.model)
+        with without_memory():
+            self.model = self.apply.put_on_built(self.model, variant)
         materialise(self.model, pure)
         self.model.train()
         self.model = self.apply.put_on_model(self.model, variant)
         num_parameters = len(recorder.sizes)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
+        for parameter in parameters:  # before an optimizer that uses gradients up
+            parameter.register_post_accumulate_grad_hook(self._note_gradient)
         self.optimizer = self.apply.put_on_optimizer(self.workload.optimizer, parameters, variant)
         self.scaler = torch.amp.GradScaler("cuda") if variant.precision == "fp16" else None
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._note_gradient)
         step_starts: list[int] = []
         with ModuleStack(self.model) as stack:
             recorder.current_module = stack.current
@@ -100,6 +107,7 @@ class _Rehearsal:
             variant,
             num_parameters=num_parameters,
             gradients=self.gradients,
+            states=self._states(),
             step_starts=step_starts,
             phase_starts=self.phase_starts,
         )
@@ -112,6 +120,12 @@ class _Rehearsal:
         number = self.recorder.number_of(parameter.grad)
         if number is not None:
             self.gradients.add(number)
+
+    def _states(self) -> set[int]:
+        """The allocations of the optimizer's state: in backward they are told by nothing else."""
+        values = (v for state in self.optimizer.state.values() for v in state.values())
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        return {number for number in map(self.recorder.number_of, tensors) if number is not None}
 
     def _step(self) -> None:
         self._enter("zero_grad")

@@ -1,6 +1,7 @@
 """How, a model, an optimizer -> the same with the tricks put on them, in the order that they need.
 
-First the model, before its optimizer is made; then the optimizer; then what is around each forward.
+First the model as it is built, then on its GPU, before its optimizer is made; then the optimizer;
+then what is around each forward.
 Torch is imported when something is put on, and not before.
 """
 
@@ -15,8 +16,25 @@ from oomph.errors import UsageError
 from oomph.records.workload import How
 
 
+def put_on_built(model: Any, how: How) -> Any:
+    """The model with what of `how` comes before it is moved to the GPU."""
+    if how.adapters != "none":
+        from oomph.training.adapters import put_adapters
+
+        put_adapters(model, is_quantised=how.adapters == "qlora")
+    return model
+
+
 def put_on_model(model: Any, how: How) -> Any:
     """The model with what of `how` changes it. The optimizer is made of its parameters."""
+    if how.attention == "sdpa":
+        from oomph.training.attention import use_sdpa
+
+        use_sdpa(model)
+    if how.loss == "chunked":
+        from oomph.training.chunked_loss import chunk_loss
+
+        chunk_loss(model)
     if how.checkpointing != "none":
         from oomph.training.checkpointing import checkpoint_blocks
 
@@ -28,6 +46,10 @@ def put_on_optimizer(make: Callable[[Any], Any], parameters: Any, how: How) -> A
     """The optimizer that `how` asks for, made as the user makes theirs."""
     if how.optimizer != "as-is":
         raise UsageError(f"the optimizer {how.optimizer!r:.40} cannot be put on yet")
+    if how.optimizer_in_backward:
+        from oomph.training.in_backward import step_in_backward
+
+        return step_in_backward(make(parameters))
     return make(parameters)
 
 

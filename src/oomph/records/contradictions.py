@@ -1,0 +1,46 @@
+"""A way to train -> what of it cannot go together, before anything is built."""
+
+from __future__ import annotations
+
+from oomph.errors import UsageError
+from oomph.records.workload import Variant
+
+
+def contradiction_in(variant: Variant, *, clips_gradients: bool) -> UsageError | None:
+    """Why a way cannot be trained in; None if nothing speaks against it from here."""
+    if variant.optimizer_in_backward:
+        found = _against_step_in_backward(variant, clips_gradients=clips_gradients)
+        if found is not None:
+            return found
+    if variant.adapters == "qlora" and variant.precision in ("fp16", "tf32", "fp32"):
+        return UsageError(
+            "QLoRA computes in bf16",
+            because=f"{variant.precision} was asked for, and what is not quantised is in bf16",
+            attempt="bf16 or pure-bf16",
+        )
+    return None
+
+
+def _against_step_in_backward(variant: Variant, *, clips_gradients: bool) -> UsageError | None:
+    what = "the optimizer cannot step in backward"
+    if variant.offload_optimizer:
+        return UsageError(what, because="its step is the host's", attempt="one of the two")
+    if variant.accumulation > 1:
+        return UsageError(
+            what,
+            because=f"a step adds up the gradients of {variant.accumulation} micro-batches",
+            attempt="the whole batch at once",
+        )
+    if clips_gradients:
+        return UsageError(
+            what,
+            because="clip_grad_norm needs all gradients before the first is used",
+            attempt="a workload without clip_grad_norm",
+        )
+    if variant.precision == "fp16":
+        return UsageError(
+            what,
+            because="the loss scaler of fp16 must see all gradients before the first is used",
+            attempt="bf16",
+        )
+    return None

@@ -1,0 +1,54 @@
+"""A model of Hugging Face with eager attention -> the same with torch's fused attention.
+
+Eager attention keeps a matrix of length x length per head; the fused one keeps none. The sums are
+the same in another order. Models of other libraries, and one's own, call their attention
+themselves: nobody can exchange it from outside.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from oomph.errors import UsageError
+
+AttentionIs = Literal["eager", "sdpa", "unknown"]
+
+_FUSED = ("sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+
+
+def attention_is(model: Any) -> AttentionIs:
+    """What a model says of its attention; "unknown" where it is not one of Hugging Face."""
+    told = {
+        getattr(getattr(module, "config", None), "_attn_implementation", None)
+        for module in model.modules()
+        if hasattr(module, "set_attn_implementation")
+    } - {None}
+    if not told:
+        return "unknown"
+    return "sdpa" if all(name in _FUSED for name in told) else "eager"
+
+
+def use_sdpa(model: Any) -> None:
+    """Let the model use F.scaled_dot_product_attention. Nothing happens if it does already."""
+    if attention_is(model) == "sdpa":
+        return
+    if attention_is(model) == "unknown":
+        raise UsageError(
+            f"the attention of {type(model).__name__} cannot be exchanged from outside",
+            because="it is no model of Hugging Face's transformers",
+            attempt="calling torch.nn.functional.scaled_dot_product_attention in the model",
+        )
+    try:
+        model.set_attn_implementation("sdpa")
+    except (ValueError, ImportError) as error:
+        raise _refusal(model, str(error)) from error
+    if attention_is(model) != "sdpa":
+        raise _refusal(model, "transformers has no other attention for it")
+
+
+def _refusal(model: Any, because: str) -> UsageError:
+    return UsageError(
+        f"{type(model).__name__} has no fused attention",
+        because=" ".join(because.split())[:200],
+        attempt="attention as it is",
+    )
