@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tracing.zoo import TORCH_MODELS
+from tracing.zoo.hugging_face import more_transformers_models, transformers_models
 
 from oomph.records.possible import Possible
 from oomph.training.possible import possible
-from tracing.zoo import TORCH_MODELS
-from tracing.zoo.hugging_face import more_transformers_models, transformers_models
 
 MODELS = {**TORCH_MODELS, **dict(transformers_models()), **dict(more_transformers_models())}
 

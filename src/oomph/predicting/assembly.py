@@ -52,10 +52,10 @@ def assemble(
 ) -> Prediction:
     """The prediction for one trace on one card."""
     settings = settings or AllocatorSettings()
-    on_card = _replayed(trace, settings, card.usable.likely_bytes - card.context.likely_bytes)
+    on_card = replay_trace(trace, settings, card.usable.likely_bytes - card.context.likely_bytes)
     # Where the card's end is met, the allocator gives its cache back and reserves less than it
     # would on a larger one; where even that is too much, the larger one shows by how much.
-    replayed = on_card if on_card.ran_out_at is None else _replayed(trace, settings, None)
+    replayed = on_card if on_card.ran_out_at is None else replay_trace(trace, settings, None)
     peak = find_peak(trace)
     workspace = _convolution_workspace(trace.ops)
     reserved = replayed.peak_reserved_bytes
@@ -84,14 +84,20 @@ def assemble(
     )
 
 
-def _replayed(trace: Trace, settings: AllocatorSettings, limit_bytes: int | None) -> Replayed:
+def replay_trace(
+    trace: Trace, settings: AllocatorSettings | None = None, limit_bytes: int | None = None
+) -> Replayed:
+    """What becomes of a trace on a device of so many bytes; None: of one that has no end."""
     device = SimulatedDevice() if limit_bytes is None else SimulatedDevice(max(limit_bytes, 0))
     sizes = [allocation.size_bytes for allocation in trace.allocations]
     requested = [size or 1 for size in sizes]  # torch asks for nothing where a tensor is empty
     events = [event for event in trace.events if sizes[abs(event) - 1]]
     streams = [allocation.stream for allocation in trace.allocations]
     return replay(
-        CachingAllocator(settings, device), requested, events, streams if any(streams) else None
+        CachingAllocator(settings or AllocatorSettings(), device),
+        requested,
+        events,
+        streams if any(streams) else None,
     )
 
 
@@ -100,9 +106,9 @@ def _verdict(trace: Trace, settings: AllocatorSettings, card: Card, unknown_byte
     usable, context = card.usable, card.context
     best = usable.high_bytes - context.low_bytes
     worst = usable.low_bytes - context.high_bytes - unknown_bytes
-    if _replayed(trace, settings, best).ran_out_at is not None:
+    if replay_trace(trace, settings, best).ran_out_at is not None:
         return "no"
-    return "yes" if _replayed(trace, settings, worst).ran_out_at is None else "uncertain"
+    return "yes" if replay_trace(trace, settings, worst).ran_out_at is None else "uncertain"
 
 
 def _convolution_workspace(ops: Sequence[Op]) -> int:

@@ -1,0 +1,252 @@
+"""What a model allows, what the user allows -> every way to train that is worth a look.
+
+A way keeps the batch: micro-batch x accumulation x GPUs is it, for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from oomph.errors import UsageError
+from oomph.planning.tricks import NAMES, NEED_CONSENT
+from oomph.records.contradictions import contradiction_in
+from oomph.records.plan import Rejected
+from oomph.records.possible import Possible
+from oomph.records.workload import Precision, Sharding, Variant
+
+_BF16_SINCE = (8, 0)  # compute capability
+_FRIENDLY = 8  # kernels are made for multiples of it
+# The classes of which torch has the same in one kernel and parameter by parameter.
+_OF_TORCH = "torch.optim."
+_ADAMS = ("Adam", "AdamW")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be planned."""
+
+    batch_size: int
+    capability: tuple[int, int]
+    possible: Possible
+    clips_gradients: bool
+    max_gpus: int = 1
+    allow: frozenset[str] = frozenset()
+    forbid: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The values that each setting may take. The first is the workload as it was given."""
+
+    batch_size: int
+    clips_gradients: bool
+    precisions: tuple[Precision, ...]
+    checkpointings: tuple[str, ...]
+    optimizers: tuple[str, ...]
+    attentions: tuple[Any, ...]
+    losses: tuple[Any, ...]
+    in_backward: tuple[bool, ...]
+    offload_activations: tuple[bool, ...]
+    offload_optimizer: tuple[bool, ...]
+    adapters: tuple[Any, ...]
+    shardings: tuple[tuple[Sharding, int], ...]  # and the number of GPUs
+    expandable: tuple[bool, ...]
+    may_accumulate: bool
+    rejected: tuple[Rejected, ...]
+
+
+def check_names(names: Sequence[str], flag: str) -> frozenset[str]:
+    """The names of tricks, if they all are. Raises UsageError."""
+    for name in names:
+        if name not in NAMES:
+            raise UsageError(
+                f"{flag} {name!r:.40}: there is no such trick",
+                because=f"the tricks are {', '.join(NAMES)}",
+            )
+    return frozenset(names)
+
+
+def choices_for(question: Question, checkpointings: Sequence[str]) -> Choices:
+    """Every value of every setting that the model and the user allow."""
+    chooser = _Chooser(question)
+    return Choices(
+        batch_size=question.batch_size,
+        clips_gradients=question.clips_gradients,
+        precisions=chooser.precisions(),
+        checkpointings=chooser.checkpointings(checkpointings),
+        optimizers=chooser.optimizers(),
+        attentions=chooser.attentions(),
+        losses=chooser.losses(),
+        in_backward=chooser.flag("optimizer-in-backward"),
+        offload_activations=chooser.flag("offload-activations"),
+        offload_optimizer=chooser.flag("offload-optimizer"),
+        adapters=chooser.adapters(),
+        shardings=chooser.shardings(),
+        expandable=chooser.flag("expandable-segments"),
+        may_accumulate=chooser.may_accumulate(),
+        rejected=tuple(chooser.rejected),
+    )
+
+
+def variants(choices: Choices) -> Iterator[Variant]:
+    """Every combination that has no contradiction in it."""
+    for sharding, num_gpus in choices.shardings:
+        for micro_batch in micro_batches(choices.batch_size, num_gpus):
+            accumulation = choices.batch_size // (micro_batch * num_gpus)
+            if accumulation > 1 and not choices.may_accumulate:
+                continue
+            for how in _hows(choices):
+                variant = Variant(
+                    micro_batch=micro_batch,
+                    accumulation=accumulation,
+                    sharding=sharding,
+                    num_gpus=num_gpus,
+                    **how,
+                )
+                if contradiction_in(variant, clips_gradients=choices.clips_gradients) is None:
+                    yield variant
+
+
+def _hows(choices: Choices) -> Iterator[dict[str, Any]]:
+    names = (
+        "precision",
+        "checkpointing",
+        "optimizer",
+        "attention",
+        "loss",
+        "optimizer_in_backward",
+        "offload_activations",
+        "offload_optimizer",
+        "adapters",
+        "expandable_segments",
+    )
+    values = (
+        choices.precisions,
+        choices.checkpointings,
+        choices.optimizers,
+        choices.attentions,
+        choices.losses,
+        choices.in_backward,
+        choices.offload_activations,
+        choices.offload_optimizer,
+        choices.adapters,
+        choices.expandable,
+    )
+    for combination in product(*values):
+        yield dict(zip(names, combination, strict=True))
+
+
+def micro_batches(batch_size: int, num_gpus: int = 1) -> list[int]:
+    """The sizes that divide what a GPU gets of the batch, and that kernels like; largest first."""
+    if batch_size % num_gpus:
+        return []
+    share = batch_size // num_gpus
+    divisors = {d for n in range(1, int(share**0.5) + 1) if share % n == 0 for d in (n, share // n)}
+    friendly = {d for d in divisors if d % _FRIENDLY == 0 or d in (1, 2, 4, share)}
+    is_odd = len(friendly) < min(len(divisors), 4)
+    return sorted(divisors if is_odd else friendly, reverse=True)
+
+
+class _Chooser:
+    """Decides on each setting, and says why something is left out."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.possible = question.possible
+        self.rejected: list[Rejected] = []
+
+    def may(self, name: str, *, unless: str | None = None) -> bool:
+        """Whether a trick may be used; if not, why is noted."""
+        if name in self.question.forbid:
+            why: str | None = "forbidden"
+        elif unless is not None:
+            why = unless
+        elif name in NEED_CONSENT and name not in self.question.allow:
+            why = f"changes training: --allow {name}"
+        else:
+            why = None
+        if why is not None:
+            self.rejected.append(Rejected(what=name, why=why))
+        return why is None
+
+    def flag(self, name: str) -> tuple[bool, ...]:
+        return (False, True) if self.may(name) else (False,)
+
+    def precisions(self) -> tuple[Precision, ...]:
+        has_bf16 = self.question.capability >= _BF16_SINCE
+        lacks = None if has_bf16 else "this GPU has no tensor cores for it"
+        found: list[Precision] = ["fp32"]
+        if self.may("tf32", unless=lacks):
+            found.append("tf32")
+        if self.may("bf16", unless=lacks):
+            found.append("bf16")
+        asked = "fp16" in self.question.allow
+        better = "bf16 is as fast, and needs no loss scaler"
+        if self.may("fp16", unless=better if "bf16" in found and not asked else None):
+            found.append("fp16")
+        if self.may("pure-bf16", unless=lacks):
+            found.append("pure-bf16")
+        return tuple(found)
+
+    def checkpointings(self, ways: Sequence[str]) -> tuple[str, ...]:
+        lacks = None if self.possible.num_blocks else "the model has no repeated blocks"
+        return ("none", *ways) if self.may("checkpointing", unless=lacks) else ("none",)
+
+    def optimizers(self) -> tuple[str, ...]:
+        name = self.possible.optimizer_class
+        kind = name.rpartition(".")[2]
+        other = None if name.startswith(_OF_TORCH) else f"{kind} is not one of torch's"
+        no_adam = None if kind in _ADAMS else f"made for Adam, and this is {kind}"
+        found = ["as-is"]
+        for lever, value, unless in (
+            ("fused-optimizer", "fused", other),
+            ("for-loop-optimizer", "for-loop", other),
+            ("8-bit-optimizer", "8-bit", no_adam),
+            ("adafactor", "adafactor", None),
+            ("sgd", "sgd", None),
+        ):
+            if self.may(lever, unless=unless):
+                found.append(value)
+        return tuple(found)
+
+    def attentions(self) -> tuple[str, ...]:
+        already = {
+            "eager": None,
+            "sdpa": "the model has it already",
+            "unknown": "the model's attention is its own: use"
+            " torch.nn.functional.scaled_dot_product_attention in it",
+        }[self.possible.attention_is]
+        # As it was given, and exchanged: the exchange is exact, smaller and faster.
+        return ("sdpa",) if self.may("sdpa", unless=already) else ("as-is",)
+
+    def losses(self) -> tuple[str, ...]:
+        lacks = None if self.possible.has_causal_head else self.possible.why_no_chunks
+        return ("as-is", "chunked") if self.may("chunked-loss", unless=lacks) else ("as-is",)
+
+    def adapters(self) -> tuple[str, ...]:
+        lacks = None if self.possible.num_adaptable else "no linear layers in repeated blocks"
+        found = [name for name in ("lora", "qlora") if self.may(name, unless=lacks)]
+        return ("none", *found)
+
+    def shardings(self) -> tuple[tuple[Sharding, int], ...]:
+        found: list[tuple[Sharding, int]] = [("none", 1)]
+        one = None if self.question.max_gpus > 1 else "one GPU: --max-gpus"
+        both: tuple[Sharding, ...] = ("ddp", "fsdp")
+        kinds = [name for name in both if self.may(name, unless=one)]
+        counts = [2**n for n in range(1, 11) if 2**n <= self.question.max_gpus]
+        counts += [self.question.max_gpus] if self.question.max_gpus not in (1, *counts) else []
+        fitting = [n for n in counts if self.question.batch_size % n == 0]
+        return (*found, *((kind, n) for n in fitting for kind in kinds))
+
+    def may_accumulate(self) -> bool:
+        layers = self.possible.batch_norm_names
+        changes = None
+        if layers and "accumulation" not in self.question.allow:
+            changes = (
+                f"{len(layers)} BatchNorm layers ({layers[0]}, ...) would see a part of the batch:"
+                " changes training: --allow accumulation"
+            )
+        return self.may("accumulation", unless=changes)

@@ -1,0 +1,162 @@
+"""The footprints of some ways to train -> memory and time of every combination of them.
+
+Forward and backward are rehearsed in each way that changes them; the optimizers' steps once each.
+A variant is one of the first, one of the second, a micro-batch, with or without accumulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from oomph.predicting.allocator import CachingAllocator
+from oomph.predicting.allocator_settings import AllocatorSettings
+from oomph.predicting.device import SimulatedDevice
+from oomph.predicting.footprint import Footprint
+from oomph.predicting.footprint_changes import with_step_of, without_accumulation
+from oomph.predicting.replay import Replayed, replay
+from oomph.predicting.step_parts import StepParts, parts_of
+from oomph.predicting.step_times import StepTimes
+from oomph.records.catalog import GpuModel
+from oomph.records.workload import Variant
+
+
+class Family(NamedTuple):
+    """What decides the forward and the backward of a variant."""
+
+    precision: str  # tf32 takes the memory of fp32
+    checkpointing: str
+    attention: str
+    loss: str
+    adapters: str
+    offload_activations: bool
+    in_backward: bool
+    sharding: str
+    num_gpus: int  # 1 unless it decides
+    is_one: bool  # micro-batches of one example have a structure of their own
+
+
+class Step(NamedTuple):
+    """What decides the optimizer's step of a variant."""
+
+    precision: str
+    adapters: str
+    optimizer: str
+    offload_optimizer: bool
+    sharding: str
+    num_gpus: int
+
+
+def family_of(variant: Variant) -> Family:
+    is_divided = variant.sharding in ("fsdp", "hybrid")
+    return Family(
+        precision="fp32" if variant.precision == "tf32" else variant.precision,
+        checkpointing=variant.checkpointing,
+        attention=variant.attention,
+        loss=variant.loss,
+        adapters=variant.adapters,
+        offload_activations=variant.offload_activations,
+        in_backward=variant.optimizer_in_backward,
+        sharding=variant.sharding,
+        num_gpus=variant.num_gpus if is_divided else 1,
+        is_one=variant.micro_batch == 1,
+    )
+
+
+def step_of(variant: Variant) -> Step:
+    """fp16 has a loss scaler in its step; the other kinds of autocast have the step of fp32."""
+    is_divided = variant.sharding in ("fsdp", "hybrid")
+    precision = variant.precision if variant.precision in ("fp16", "pure-bf16") else "fp32"
+    return Step(
+        precision=precision,
+        adapters=variant.adapters,
+        optimizer=variant.optimizer,
+        offload_optimizer=variant.offload_optimizer,
+        sharding=variant.sharding,
+        num_gpus=variant.num_gpus if is_divided else 1,
+    )
+
+
+@dataclass(eq=False, kw_only=True)
+class Ways:
+    """Answers for any variant of which family and step were rehearsed."""
+
+    families: Mapping[Family, Footprint]
+    steps: Mapping[Step, Footprint]
+    model: GpuModel
+    known_replays: MutableMapping[str, int] = field(default_factory=dict)  # reserved bytes
+    _whole: dict[tuple[Family, Step, bool], Footprint] = field(default_factory=dict)
+    _parts: dict[tuple[Family, bool], StepParts] = field(default_factory=dict)
+    _step_parts: dict[Step, StepParts] = field(default_factory=dict)
+    _least: dict[tuple[Family, Step, bool, int], int] = field(default_factory=dict)
+    _seconds: dict[tuple[Family, Step, str, int, int], float | None] = field(default_factory=dict)
+    _times: dict[tuple[Family, Step, bool, str], StepTimes] = field(default_factory=dict)
+
+    def footprint(self, variant: Variant) -> Footprint:
+        family, step, is_single = family_of(variant), step_of(variant), variant.accumulation == 1
+        key = family, step, is_single
+        if key not in self._whole:
+            self._whole[key] = self._made(family, step, is_single)
+        return self._whole[key]
+
+    def _made(self, family: Family, step: Step, is_single: bool) -> Footprint:
+        found = self.families[family]
+        if not family.in_backward:
+            found = with_step_of(found, self.steps[step])
+        return without_accumulation(found) if is_single and not family.in_backward else found
+
+    def least_bytes(self, variant: Variant) -> int:
+        """Of torch's memory: the most that is live at a time, without replaying anything."""
+        family, step, is_single = family_of(variant), step_of(variant), variant.accumulation == 1
+        key = family, step, is_single, variant.micro_batch
+        if key not in self._least:
+            self._least[key] = self._found_least(family, step, is_single, variant)
+        return self._least[key]
+
+    def _found_least(self, family: Family, step: Step, is_single: bool, variant: Variant) -> int:
+        if family.in_backward:
+            return self.families[family].live_bytes(variant.micro_batch)
+        if (family, is_single) not in self._parts:
+            found = self.families[family]
+            self._parts[family, is_single] = parts_of(
+                without_accumulation(found) if is_single else found
+            )
+        if step not in self._step_parts:
+            self._step_parts[step] = parts_of(self.steps[step])
+        return self._parts[family, is_single].peak_with(self._step_parts[step], variant.micro_batch)
+
+    def seconds(self, variant: Variant) -> float | None:
+        """Of one optimizer step."""
+        family, step, is_single = family_of(variant), step_of(variant), variant.accumulation == 1
+        key = family, step, variant.precision, variant.micro_batch, variant.accumulation
+        if key not in self._seconds:
+            which = family, step, is_single, variant.precision
+            if which not in self._times:
+                self._times[which] = StepTimes(
+                    self.footprint(variant),
+                    self.model,
+                    "tf32" if variant.precision == "tf32" else "fp32",
+                )
+            self._seconds[key] = self._times[which].seconds(
+                variant.micro_batch, variant.accumulation
+            )
+        return self._seconds[key]
+
+    def reserved_bytes(self, variant: Variant) -> int:
+        """What torch's allocator reserves on a GPU that has no end."""
+        key = repr((*family_of(variant), *step_of(variant), *_rest_of(variant)))
+        if key not in self.known_replays:
+            self.known_replays[key] = self.replayed(variant, None).peak_reserved_bytes
+        return self.known_replays[key]
+
+    def replayed(self, variant: Variant, limit_bytes: int | None) -> Replayed:
+        """A replay on a device of so many bytes."""
+        device = SimulatedDevice() if limit_bytes is None else SimulatedDevice(max(limit_bytes, 0))
+        settings = AllocatorSettings(expandable_segments=variant.expandable_segments)
+        sizes, events, streams = self.footprint(variant).requests(variant.micro_batch)
+        return replay(CachingAllocator(settings, device), sizes, events, streams)
+
+
+def _rest_of(variant: Variant) -> tuple[int, bool, bool]:
+    return variant.micro_batch, variant.accumulation == 1, variant.expandable_segments

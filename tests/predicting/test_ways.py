@@ -1,0 +1,73 @@
+"""Every combination of what was rehearsed is as if it had been rehearsed itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from oomph.predicting.assembly import replay_trace
+from oomph.predicting.footprint import Footprint
+from oomph.predicting.speed import estimate, with_micro_steps
+from oomph.predicting.timeline import find_peak
+from oomph.predicting.ways import Ways, family_of, step_of
+from oomph.records.workload import Variant
+from oomph.sensing.catalog import find
+from predicting.footprints import BASES, OPTIMIZERS, traced
+from predicting.test_footprint import footprint
+
+# As the names of optimizers in a Variant; the workload's own is AdamW.
+NAMES = {"adamw": "as-is", "for-loop": "for-loop", "sgd": "sgd", "momentum": "fused"}
+A100 = find("a100-80gb").model
+
+
+@pytest.fixture(scope="module")
+def ways() -> Ways:
+    families, steps = {}, {}
+    for precision, checkpointing in BASES:
+        how = Variant(
+            micro_batch=2, accumulation=2, precision=precision, checkpointing=checkpointing
+        )
+        families[family_of(how)] = footprint("adamw", how)
+    for optimizer in OPTIMIZERS:
+        how = Variant(micro_batch=2, accumulation=2, optimizer=NAMES[optimizer])
+        steps[step_of(how)] = footprint(optimizer, replace(how, optimizer="as-is"))
+    return Ways(families=families, steps=steps, model=A100)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "base", "accumulation"), list(product(OPTIMIZERS, BASES, (1, 2)))
+)
+def test_memory_and_time_are_those_of_a_rehearsal(
+    ways: Ways, optimizer: str, base: tuple[str, str], accumulation: int
+) -> None:
+    how = Variant(
+        micro_batch=7,
+        accumulation=accumulation,
+        precision=base[0],  # type: ignore[arg-type] # one of them
+        checkpointing=base[1],
+    )
+    variant = replace(how, optimizer=NAMES[optimizer])
+    trace = traced(optimizer, how)
+    most = 0 if accumulation > 1 else 8  # the loss divided by the micro-steps
+    assert 0 <= ways.least_bytes(variant) - find_peak(trace).live_bytes <= most
+    reserved = replay_trace(trace).peak_reserved_bytes
+    assert ways.reserved_bytes(variant) == reserved
+    assert ways.least_bytes(variant) <= reserved
+    expected = estimate(with_micro_steps(trace.ops, accumulation), A100)
+    assert expected is not None
+    assert ways.seconds(variant) == pytest.approx(expected.step_s, rel=0.03)
+
+
+def test_the_bound_is_the_live_bytes_of_the_whole(ways: Ways) -> None:
+    for base, optimizer, accumulation, n in product(BASES, NAMES.values(), (1, 2), (2, 9, 64)):
+        variant = Variant(
+            micro_batch=n,
+            accumulation=accumulation,
+            precision=base[0],
+            checkpointing=base[1],
+            optimizer=optimizer,
+        )
+        whole: Footprint = ways.footprint(variant)
+        assert ways.least_bytes(variant) == whole.live_bytes(n)
