@@ -38,7 +38,7 @@ ALLOWED = {
     "records": {"records", *GROUND},
     **{room: {room, "records", *GROUND} for room in ROOMS},
     "showing": {"showing", "records", *GROUND},
-    "verbs": {*ROOMS, "showing", "records", *GROUND},
+    "verbs": {"verbs", *ROOMS, "showing", "records", *GROUND},
     "cli": {"cli", "verbs", "showing", "records", *GROUND},
     "__init__": {"verbs", "errors", "records"},
     "__main__": {"cli"},

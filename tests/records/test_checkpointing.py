@@ -19,6 +19,7 @@ from oomph.records.checkpointing import as_text, check_checkpointing, recomputed
         ("every-2", [0, 2]),
         ("every-9", [0]),
         ("blocks:3,1,1", [1, 3]),
+        ("blocks:0-1,3", [0, 1, 3]),
     ],
 )
 def test_each_way_names_its_blocks(text: str, blocks: list[int]) -> None:
@@ -26,7 +27,19 @@ def test_each_way_names_its_blocks(text: str, blocks: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "some", "every-0", "every-", "every-x", "blocks:", "blocks:1,", "blocks:-1", "²"]
+    "text",
+    [
+        "",
+        "some",
+        "every-0",
+        "every-",
+        "every-x",
+        "blocks:",
+        "blocks:1,",
+        "blocks:-1",
+        "blocks:3-1",
+        "²",
+    ],
 )
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="no way of checkpointing"):

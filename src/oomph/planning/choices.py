@@ -6,7 +6,7 @@ A way keeps the batch: micro-batch x accumulation x GPUs is it, for each of them
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -55,7 +55,9 @@ class Choices:
     shardings: tuple[tuple[Sharding, int], ...]  # and the number of GPUs
     expandable: tuple[bool, ...]
     may_accumulate: bool
+    has_batch_norm: bool  # which sees a part of the batch, where it is split
     rejected: tuple[Rejected, ...]
+    least_micro_batch: int = 1
 
 
 def check_names(names: Sequence[str], flag: str) -> frozenset[str]:
@@ -86,19 +88,24 @@ def choices_for(question: Question, checkpointings: Sequence[str]) -> Choices:
         adapters=chooser.adapters(),
         shardings=chooser.shardings(),
         expandable=chooser.flag("expandable-segments"),
-        may_accumulate=chooser.may_accumulate(),
+        may_accumulate=chooser.may_split("accumulation"),
+        has_batch_norm=bool(question.possible.batch_norm_names),
         rejected=tuple(chooser.rejected),
     )
 
 
 def variants(choices: Choices) -> Iterator[Variant]:
     """Every combination that has no contradiction in it."""
+    hows = list(_hows(choices))
+    on_several = list(_hows(_fewer(choices)))
     for sharding, num_gpus in choices.shardings:
         for micro_batch in micro_batches(choices.batch_size, num_gpus):
             accumulation = choices.batch_size // (micro_batch * num_gpus)
+            if micro_batch < choices.least_micro_batch:
+                continue
             if accumulation > 1 and not choices.may_accumulate:
                 continue
-            for how in _hows(choices):
+            for how in hows if num_gpus == 1 else on_several:
                 variant = Variant(
                     micro_batch=micro_batch,
                     accumulation=accumulation,
@@ -108,6 +115,18 @@ def variants(choices: Choices) -> Iterator[Variant]:
                 )
                 if contradiction_in(variant, clips_gradients=choices.clips_gradients) is None:
                     yield variant
+
+
+def _fewer(choices: Choices) -> Choices:
+    """On several GPUs each way is rehearsed for each number of them: the finest are left out."""
+    ways = tuple(way for way in choices.checkpointings if way in ("none", "blocks"))
+    return replace(
+        choices,
+        checkpointings=ways,
+        in_backward=(False,),
+        offload_activations=(False,),
+        offload_optimizer=(False,),
+    )
 
 
 def _hows(choices: Choices) -> Iterator[dict[str, Any]]:
@@ -235,18 +254,18 @@ class _Chooser:
         found: list[tuple[Sharding, int]] = [("none", 1)]
         one = None if self.question.max_gpus > 1 else "one GPU: --max-gpus"
         both: tuple[Sharding, ...] = ("ddp", "fsdp")
-        kinds = [name for name in both if self.may(name, unless=one)]
+        kinds = [name for name in both if self.may_split(name, unless=one)]
         counts = [2**n for n in range(1, 11) if 2**n <= self.question.max_gpus]
         counts += [self.question.max_gpus] if self.question.max_gpus not in (1, *counts) else []
         fitting = [n for n in counts if self.question.batch_size % n == 0]
         return (*found, *((kind, n) for n in fitting for kind in kinds))
 
-    def may_accumulate(self) -> bool:
+    def may_split(self, name: str, *, unless: str | None = None) -> bool:
+        """Whether a trick may be used that shows a model only a part of the batch at a time."""
         layers = self.possible.batch_norm_names
-        changes = None
-        if layers and "accumulation" not in self.question.allow:
-            changes = (
-                f"{len(layers)} BatchNorm layers ({layers[0]}, ...) would see a part of the batch:"
-                " changes training: --allow accumulation"
+        if unless is None and layers and name not in self.question.allow:
+            unless = (
+                f"{len(layers)} BatchNorm layers ({layers[0]}, ...) would see a part of the batch,"
+                f" which changes training: --allow {name}"
             )
-        return self.may("accumulation", unless=changes)
+        return self.may(name, unless=unless)

@@ -93,6 +93,11 @@ class Ways:
     _seconds: dict[tuple[Family, Step, str, int, int], float | None] = field(default_factory=dict)
     _times: dict[tuple[Family, Step, bool, str], StepTimes] = field(default_factory=dict)
 
+    def knows(self, variant: Variant) -> bool:
+        """Whether all that it is made of was rehearsed."""
+        family = family_of(variant)
+        return family in self.families and (family.in_backward or step_of(variant) in self.steps)
+
     def footprint(self, variant: Variant) -> Footprint:
         family, step, is_single = family_of(variant), step_of(variant), variant.accumulation == 1
         key = family, step, is_single

@@ -1,6 +1,6 @@
 """What to recompute in backward, as text <-> which blocks that are.
 
-"none": nothing. "blocks": every block. "every-3": every third. "blocks:0,4,5": these, counted from
+"none": nothing. "blocks": every block. "every-3": every third. "blocks:0-3,6": these, counted from
 0. "selective": in every block what is cheap to recompute; matmuls and attention are kept.
 """
 
@@ -19,8 +19,8 @@ def check_checkpointing(text: str) -> str:
         return text
     raise UsageError(
         f"{text!r:.80} is no way of checkpointing",
-        because='it is "none", "blocks", "every-2" for every second block, "blocks:0,3" for the'
-        ' first and the fourth, or "selective"',
+        because='it is "none", "blocks", "every-2" for every second block, "blocks:0-3,6" for the'
+        ' first four and the seventh, or "selective"',
         attempt="blocks",
     )
 
@@ -47,7 +47,18 @@ def as_text(blocks: Sequence[int], num_blocks: int) -> str:
     for every in range(1, num_blocks):
         if numbers == list(range(0, num_blocks, every)):
             return "blocks" if every == 1 else f"every-{every}"
-    return "blocks:" + ",".join(map(str, numbers))
+    return "blocks:" + ",".join(_ranges(numbers))
+
+
+def _ranges(numbers: Sequence[int]) -> list[str]:
+    """Runs of numbers, as 3-6."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found]
 
 
 def _every(text: str) -> int | None:
@@ -57,8 +68,13 @@ def _every(text: str) -> int | None:
 
 
 def _listed(text: str) -> list[int] | None:
-    numbers = text.removeprefix("blocks:").split(",")
-    is_list = text.startswith("blocks:") and all(
-        number.isdecimal() and len(number) <= _MOST_DIGITS for number in numbers
-    )
-    return sorted({int(number) for number in numbers}) if is_list else None
+    if not text.startswith("blocks:"):
+        return None
+    found: set[int] = set()
+    for part in text.removeprefix("blocks:").split(","):
+        first, _, last = part.partition("-")
+        ends = (first, last if "-" in part else first)
+        if not all(end.isdecimal() and len(end) <= _MOST_DIGITS for end in ends):
+            return None
+        found.update(range(int(ends[0]), int(ends[1]) + 1))
+    return sorted(found) or None

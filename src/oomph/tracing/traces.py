@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from oomph.tracing.rehearse import Apply
 
 # Two micro-steps are like any number: the third takes what the second took.
-_MOST_MICRO_STEPS = 2
+MOST_MICRO_STEPS = 2
 _AFFINE_FROM = 2  # a micro-batch of 1 has another structure: torch drops dimensions of size 1
 
 
@@ -68,7 +68,7 @@ def look(
     """Build the model and its optimizer without memory, in a child, and look at them."""
 
     def work() -> Possible:
-        made = workload if isinstance(workload, Workload) else _loaded(*workload)
+        made = workload if isinstance(workload, Workload) else loaded(*workload)
         from oomph.tracing.building import build, without_memory
 
         model = build(made.model)
@@ -88,14 +88,14 @@ def _traced(
     exactly: bool = False,
 ) -> Traced:
     before = set(sys.modules)
-    made = workload if isinstance(workload, Workload) else _loaded(*workload)
+    made = workload if isinstance(workload, Workload) else loaded(*workload)
     from oomph.tracing.rehearse import prepare, rehearse
 
     variant = variant_for_batch(made.batch_size, wish)
     prepare(capability)
     is_line = variant.micro_batch >= _AFFINE_FROM and not exactly
     sizes = (_AFFINE_FROM, _AFFINE_FROM + 1) if is_line else (variant.micro_batch,)
-    steps = min(variant.accumulation, _MOST_MICRO_STEPS)
+    steps = min(variant.accumulation, MOST_MICRO_STEPS)
     return Traced(
         variant=variant,
         traces=tuple(
@@ -104,7 +104,7 @@ def _traced(
             )
             for size in sizes
         ),
-        files=_users_files(before),
+        files=users_files(before),
         batch_size=made.batch_size,
     )
 
@@ -134,13 +134,13 @@ def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, max(number, 1) + 1) if number % divisor == 0][:20]
 
 
-def _loaded(path: Path, name: str) -> Workload:
+def loaded(path: Path, name: str) -> Workload:
     from oomph.tracing.loading import load
 
     return load(path, name)
 
 
-def _users_files(before: set[str]) -> tuple[str, ...]:
+def users_files(before: set[str]) -> tuple[str, ...]:
     """The files of modules that the workload brought in, libraries excepted."""
     found = [getattr(sys.modules[name], "__file__", None) for name in set(sys.modules) - before]
     return tuple(

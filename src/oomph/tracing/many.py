@@ -1,0 +1,74 @@
+"""A workload -> as many rehearsals of it as somebody asks for, all in one child.
+
+Importing torch and the user's file takes longer than a rehearsal: a plan needs a dozen of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from oomph.records.trace import Trace
+from oomph.records.workload import Variant, Workload
+from oomph.tracing.child import in_a_child
+from oomph.tracing.traces import MOST_MICRO_STEPS, loaded, users_files
+
+if TYPE_CHECKING:
+    from oomph.records.possible import Possible
+    from oomph.tracing.rehearse import Apply
+
+T = TypeVar("T")
+
+
+class Rehearser:
+    """A workload that can be rehearsed in any variant. Lives in the child."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        files: tuple[str, ...],
+        capability: tuple[int, int],
+        apply: Apply,
+    ) -> None:
+        self.workload, self.files = workload, files
+        self._capability, self._apply = capability, apply
+
+    def look(self, inspect: Callable[[Any, Any], Possible]) -> Possible:
+        """What can be put on the model and its optimizer."""
+        from oomph.tracing.building import build, without_memory
+
+        model = build(self.workload.model)
+        with without_memory():
+            optimizer = self.workload.optimizer([p for p in model.parameters() if p.requires_grad])
+        return inspect(model, optimizer)
+
+    def trace(self, variant: Variant) -> Trace:
+        """Two training steps, with at most two micro-steps each: more are like the second."""
+        from oomph.tracing.rehearse import rehearse
+
+        steps = min(variant.accumulation, MOST_MICRO_STEPS)
+        return rehearse(
+            self.workload, replace(variant, accumulation=steps), self._capability, self._apply
+        )
+
+
+def with_rehearser(
+    workload: Workload | tuple[Path, str],
+    capability: tuple[int, int],
+    apply: Apply,
+    ask: Callable[[Rehearser], T],
+) -> T:
+    """What `ask` finds out with a rehearser of the workload, in a child."""
+
+    def work() -> T:
+        before = set(sys.modules)
+        made = workload if isinstance(workload, Workload) else loaded(*workload)
+        from oomph.tracing.rehearse import prepare
+
+        prepare(capability)
+        return ask(Rehearser(made, users_files(before), capability, apply))
+
+    return in_a_child(work)

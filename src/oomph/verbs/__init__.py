@@ -1,0 +1,26 @@
+"""What oomph does, one function per verb: the only room that joins the others.
+
+Everything heavy is imported inside the function that needs it.
+"""
+
+from oomph.verbs.predictions import predict
+from oomph.verbs.readings import (
+    catalog,
+    catalog_sources,
+    find_gpu,
+    free_gpus,
+    gpu_utilisation,
+    gpus,
+    print_gpu_utilisation,
+)
+
+__all__ = [
+    "catalog",
+    "catalog_sources",
+    "find_gpu",
+    "free_gpus",
+    "gpu_utilisation",
+    "gpus",
+    "predict",
+    "print_gpu_utilisation",
+]

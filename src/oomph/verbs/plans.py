@@ -1,0 +1,275 @@
+"""The verb plan: Workload -> every way to train it -> Plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oomph.verbs.rehearsals import in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from oomph.planning.choices import Choices
+    from oomph.planning.planner import Found
+    from oomph.planning.search import Checked
+    from oomph.records.plan import Plans, Preference, Rejected, Shortfall, Timeline
+    from oomph.records.prediction import Prediction
+    from oomph.records.trace import Trace
+    from oomph.records.workload import Variant, Workload
+    from oomph.tracing.many import Rehearser
+    from oomph.verbs.rehearsals import Asked, Rehearsed
+    from oomph.verbs.targets import Target
+
+    Say = Callable[[str], None]
+
+_MOST_SHOWN = 6  # plans
+_MOST_GPUS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """Plans, and what is needed to draw them."""
+
+    plans: Plans
+    timelines: tuple[Timeline, ...]  # of each plan
+
+
+def plan(
+    workload: Workload | str,
+    *,
+    gpu: str | None = None,
+    gpu_memory: int | str | None = None,
+    max_gpus: int = 1,
+    batch_size: int | None = None,
+    allow: Sequence[str] = (),
+    forbid: Sequence[str] = (),
+    target_memory: float = 1.0,
+    prefer: Preference = "balance",
+    say: Say | None = None,
+) -> Plans:
+    """The ways to train a workload that fit on a GPU, the best first, and what each costs.
+
+    The batch is kept: micro-batch x accumulation x GPUs is it, in every plan. What changes
+    training is considered only where `allow` names it; `forbid` names tricks to leave out.
+    `target_memory` is the share of the GPU that may be used. `say` is told what goes on.
+    """
+    from oomph.planning.choices import check_names
+    from oomph.verbs.rehearsals import Asked
+
+    asked = Asked(
+        batch_size=batch_size,
+        max_gpus=max_gpus,
+        allow=check_names(allow, "allow"),
+        forbid=check_names(forbid, "forbid"),
+        prefer=prefer,
+        target_ratio=target_memory,
+    )
+    return plan_and_draw(workload, asked, gpu=gpu, gpu_memory=gpu_memory, say=say).plans
+
+
+def plan_and_draw(
+    workload: Workload | str,
+    asked: Asked,
+    *,
+    gpu: str | None = None,
+    gpu_memory: int | str | None = None,
+    say: Say | None = None,
+) -> Drawn:
+    """The plans, with the timelines of their memory."""
+    _check(asked)
+    from oomph.tracing import traces
+    from oomph.tracing.many import with_rehearser
+    from oomph.training import apply
+    from oomph.verbs.predictions import find_place
+    from oomph.verbs.targets import find_target
+
+    target = find_target(gpu, gpu_memory)
+    place = find_place(workload)
+    name = workload if isinstance(workload, str) else "workload"
+    capability = traces.kind_of(target.capability)
+    search = _Search(asked, target, name, say or (lambda _: None))
+    return with_rehearser(place, capability, apply, search.run)
+
+
+class _Search:
+    """One search, in the child that has the rehearser."""
+
+    def __init__(self, asked: Asked, target: Target, workload: str, say: Say) -> None:
+        self.asked, self.target, self.workload, self.say = asked, target, workload, say
+        self.refuted: set[Variant] = set()  # whose own rehearsal said otherwise
+
+    def run(self, rehearser: Rehearser) -> Drawn:
+        from oomph.verbs.rehearsals import first_look
+
+        self.rehearser = rehearser
+        self.say("looking at the model")
+        self.rehearsed = first_look(rehearser)
+        self.card = self.target.card(self.rehearsed.torch_version, self.asked.target_ratio)
+        self.as_is = self._predicted(self._as_given())[0]
+        smallest = 1 if self.asked.prefer == "memory" else 2
+        choices, found = self._found(least_micro_batch=smallest)
+        if found.best is None and smallest > 1:
+            choices, found = self._found(least_micro_batch=1)
+        return self._planned(choices, found)
+
+    def _as_given(self) -> Variant:
+        from oomph.records.workload import Variant
+
+        return Variant(micro_batch=self.asked.batch_size or self.rehearsed.batch_size)
+
+    # ---- searching -------------------------------------------------------------------------------
+
+    def _found(self, least_micro_batch: int) -> tuple[Choices, Found]:
+        from oomph.planning.choices import variants
+        from oomph.planning.planner import Known, search
+        from oomph.predicting.ways import Ways
+        from oomph.verbs.rehearsals import choices_of, complete
+
+        choices = choices_of(
+            self.rehearsed, self.asked, self.target.capability, least_micro_batch
+        )
+        complete(self.rehearsed, self.rehearser, variants(choices), self.say)
+        self.say("comparing")
+        self.ways = Ways(
+            families=self.rehearsed.families,
+            steps=self.rehearsed.steps,
+            model=self.target.rated,
+            known_replays=self.rehearsed.replays,
+        )
+        known = Known(
+            is_known=self.ways.knows,
+            least_bytes=lambda variant: self.ways.least_bytes(variant) + self.card.context.low_bytes,
+            seconds=self.ways.seconds,
+            check=self._check,
+        )
+        limit_bytes = self.card.usable.high_bytes
+        return choices, search(choices, known, limit_bytes, self.asked.prefer)
+
+    def _check(self, variant: Variant) -> Checked:
+        """By replays of what was rehearsed, and by its own rehearsal where there was one."""
+        from oomph.planning.search import Checked
+
+        reserved = self.ways.reserved_bytes(variant)
+        device_bytes = reserved + self.card.context.likely_bytes
+        if variant in self.refuted:
+            return Checked(device_bytes=device_bytes, fits="no")
+        usable, context = self.card.usable, self.card.context
+        unseen = int(reserved * self.as_is_ratio)
+        worst = usable.low_bytes - context.high_bytes - unseen
+        if reserved <= worst or self.ways.replayed(variant, worst).ran_out_at is None:
+            return Checked(device_bytes=device_bytes, fits="yes")
+        best = usable.high_bytes - context.low_bytes
+        fits = self.ways.replayed(variant, best).ran_out_at is None
+        return Checked(device_bytes=device_bytes, fits="uncertain" if fits else "no")
+
+    @property
+    def as_is_ratio(self) -> float:
+        """What a bar reaches above its figure, the context aside, for this model."""
+        above = self.as_is.high_bytes - self.as_is.device_bytes
+        context = self.card.context.high_bytes - self.card.context.likely_bytes
+        return max(above - context, 0) / max(self.as_is.reserved_bytes, 1)
+
+    def _predicted(self, variant: Variant) -> tuple[Prediction, Trace]:
+        """By a rehearsal of the very variant."""
+        from oomph.predicting.allocator_settings import AllocatorSettings
+        from oomph.predicting.assembly import assemble
+        from oomph.verbs.predictions import step_time
+
+        trace = self.rehearser.trace(variant)
+        settings = AllocatorSettings(expandable_segments=variant.expandable_segments)
+        time = step_time(trace, variant, self.target.model)
+        return assemble(trace, variant, self.card, settings=settings, time=time), trace
+
+    # ---- answering -------------------------------------------------------------------------------
+
+    def _planned(self, choices: Choices, found: Found) -> Drawn:
+        """The plans of a search, each by its own rehearsal."""
+        from oomph.predicting.timeline import timeline_of
+
+        shown = found.front[:_MOST_SHOWN]
+        predicted = []
+        for number, variant in enumerate(shown, start=1):
+            self.say(f"rehearsing plan {number} of {len(shown)} itself: {in_words(variant)}")
+            predicted.append((variant, *self._predicted(variant)))
+            if number == 1 and predicted[0][1].fits == "no":  # the extrapolation was wrong
+                self.refuted.add(variant)
+                return self._planned(*self._found(choices.least_micro_batch))
+        kept = [one for one in predicted if one[1].fits != "no"]
+        return Drawn(
+            plans=self._plans(choices, found, [(v, p) for v, p, _ in kept]),
+            timelines=tuple(timeline_of(trace) for _, _, trace in kept),
+        )
+
+    def _plans(
+        self, choices: Choices, found: Found, kept: Sequence[tuple[Variant, Prediction]]
+    ) -> Plans:
+        from oomph.planning import answers
+        from oomph.records.plan import Plans
+
+        possible = self.rehearsed.possible
+        facts = answers.Facts(
+            workload=self.workload,
+            as_is=self.as_is,
+            fastest_s=found.fastest_s,
+            changing=found.changing,
+            prefer=self.asked.prefer,
+            batch_norm_names=possible.batch_norm_names,
+            has_dropout=possible.has_dropout,
+        )
+        plans = answers.told_apart(
+            [answers.plan_of(v, p, self.ways.seconds(v), facts) for v, p in kept], facts
+        )
+        return Plans(
+            workload=self.workload,
+            gpu=self.card.name,
+            batch_size=choices.batch_size,
+            capacity_bytes=self.card.usable.likely_bytes,
+            fits_as_is=self.as_is.fits,
+            as_is=self.as_is,
+            plans=plans,
+            rejected=(*choices.rejected, *self._not_compared()),
+            shortfall=None if plans else self._shortfall(found),
+            caveats=answers.caveats(plans[0] if plans else None, facts, self.ways.seconds),
+            num_candidates=found.num_candidates,
+        )
+
+    def _not_compared(self) -> list[Rejected]:
+        from oomph.records.plan import Rejected
+
+        return [
+            Rejected(
+                what=", ".join(str(part) for part in family if part),
+                why="its allocations are no line in the micro-batch: ask oomph predict",
+            )
+            for family in sorted(self.rehearsed.not_affine)
+        ]
+
+    def _shortfall(self, found: Found) -> Shortfall:
+        from oomph.planning import answers
+        from oomph.predicting.overhead import usable_bytes
+        from oomph.verbs.readings import catalog
+
+        smallest = self._predicted(found.smallest)[0]
+        sizes = [(model.name, usable_bytes(model).low_bytes) for model in catalog()]
+        return answers.shortfall(smallest, sizes, answers.gpus_that_would_do(smallest))
+
+
+def _check(asked: Asked) -> None:
+    """Before anything is rehearsed."""
+    from oomph.errors import UsageError
+
+    if asked.batch_size is not None and asked.batch_size < 1:
+        raise UsageError(f"a batch of {asked.batch_size} cannot be trained with", attempt="64")
+    if not 1 <= asked.max_gpus <= _MOST_GPUS:
+        raise UsageError(
+            f"plans for {asked.max_gpus} GPUs cannot be made", attempt=f"1 to {_MOST_GPUS}"
+        )
+    if not 0 < asked.target_ratio <= 1:
+        raise UsageError(
+            f"{asked.target_ratio:.0%} of a GPU cannot be filled", attempt="--target-memory 90%"
+        )
+    both = sorted(asked.allow & asked.forbid)
+    if both:
+        raise UsageError(f"{both[0]} is both allowed and forbidden", attempt="one of the two")

@@ -1,0 +1,196 @@
+"""Workload -> all that a plan needs to know of it, whatever the GPU: one rehearsal per family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from oomph.planning.choices import Choices
+    from oomph.predicting.footprint import Footprint
+    from oomph.predicting.ways import Family, Step
+    from oomph.records.plan import Preference
+    from oomph.records.possible import Possible
+    from oomph.records.trace import Op, Trace
+    from oomph.records.workload import Variant
+    from oomph.tracing.many import Rehearser
+
+    Say = Callable[[str], None]
+
+# Time against memory is what decides which block to recompute, not the GPU: of a block's ops the
+# share that is arithmetic and the share that is traffic, at the rates of an A100.
+_FLOPS, _BANDWIDTH = 250e12, 1.6e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is to be planned, the GPU aside."""
+
+    batch_size: int | None = None
+    max_gpus: int = 1
+    allow: frozenset[str] = frozenset()
+    forbid: frozenset[str] = frozenset()
+    prefer: Preference = "balance"
+    target_ratio: float = 1.0  # of what CUDA can have of the GPU
+
+
+@dataclass(kw_only=True)
+class Rehearsed:
+    """What is known of a workload. Families and steps are added as they are needed."""
+
+    possible: Possible
+    batch_size: int
+    clips_gradients: bool
+    costs: Sequence[tuple[int, float]]  # of recomputing each block
+    torch_version: str
+    notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # the user's own, that were imported
+    families: dict[Family, Footprint] = field(default_factory=dict)
+    steps: dict[Step, Footprint] = field(default_factory=dict)
+    not_affine: set[Family] = field(default_factory=set)
+    replays: dict[str, int] = field(default_factory=dict)
+
+
+def choices_of(
+    rehearsed: Rehearsed, asked: Asked, capability: tuple[int, int], least_micro_batch: int
+) -> Choices:
+    """The choices that the model and the user leave."""
+    from oomph.planning.checkpoint_sets import sets_of_blocks
+    from oomph.planning.choices import Question, choices_for
+
+    question = Question(
+        batch_size=asked.batch_size or rehearsed.batch_size,
+        capability=capability,
+        possible=rehearsed.possible,
+        clips_gradients=rehearsed.clips_gradients,
+        max_gpus=asked.max_gpus,
+        allow=asked.allow,
+        forbid=asked.forbid,
+    )
+    ways = ["selective", *sets_of_blocks(rehearsed.costs)]
+    found = choices_for(question, ways)
+    return replace(found, least_micro_batch=min(least_micro_batch, question.batch_size))
+
+
+def first_look(rehearser: Rehearser) -> Rehearsed:
+    """The model as it is given: what can be put on it, and what its blocks keep."""
+    from oomph.predicting.block_costs import block_costs
+    from oomph.records.workload import Variant
+    from oomph.training.possible import possible
+
+    workload = rehearser.workload
+    found = rehearser.look(possible)
+    trace = rehearser.trace(Variant(micro_batch=2, accumulation=2))
+    return Rehearsed(
+        possible=found,
+        batch_size=workload.batch_size,
+        clips_gradients=workload.clip_grad_norm is not None,
+        costs=block_costs(trace, found.block_names, _seconds),
+        torch_version=trace.torch_version,
+        notes=trace.notes,
+        files=rehearser.files,
+    )
+
+
+def _seconds(op: Op) -> float:
+    return max(op.flops / _FLOPS, op.moved_bytes / _BANDWIDTH)
+
+
+def complete(
+    rehearsed: Rehearsed, rehearser: Rehearser, variants: Iterable[Variant], say: Say
+) -> None:
+    """Rehearse what of these variants is not known yet."""
+    families, steps = missing(rehearsed, variants)
+    number, of = 0, len(families) + len(steps)
+    for family, variant in families.items():
+        number += 1
+        say(f"rehearsing {number} of {of}: {in_words(variant)}")
+        footprint = _footprint(rehearser, variant)
+        if footprint is None:
+            rehearsed.not_affine.add(family)
+        else:
+            rehearsed.families[family] = footprint
+    for step, variant in steps.items():
+        number += 1
+        say(f"rehearsing {number} of {of}: {in_words(variant)}")
+        rehearsed.steps[step] = _of_one(rehearser.trace(variant))
+
+
+def missing(
+    rehearsed: Rehearsed, variants: Iterable[Variant]
+) -> tuple[dict[Family, Variant], dict[Step, Variant]]:
+    """A representative of each family and of each step that is not known yet."""
+    from oomph.predicting.ways import family_of, step_of
+
+    families: dict[Family, Variant] = {}
+    steps: dict[Step, Variant] = {}
+    known = {*rehearsed.families, *rehearsed.not_affine}
+    for variant in variants:
+        family, step = family_of(variant), step_of(variant)
+        if family not in known and family not in families:
+            families[family] = _for_family(variant)
+        if step not in rehearsed.steps and step not in steps:
+            steps[step] = _for_step(variant)
+    return families, steps
+
+
+def _for_family(variant: Variant) -> Variant:
+    """Its forward and backward, with the user's optimizer, at the smallest micro-batch."""
+    return replace(
+        variant,
+        micro_batch=min(variant.micro_batch, 2),
+        accumulation=1 if variant.optimizer_in_backward else 2,
+        optimizer="as-is",
+        offload_optimizer=False,
+        expandable_segments=False,
+    )
+
+
+def _for_step(variant: Variant) -> Variant:
+    """Its optimizer's step, after the plainest forward and backward."""
+    return replace(
+        variant,
+        micro_batch=2,
+        accumulation=1,
+        checkpointing="none",
+        attention="as-is",
+        loss="as-is",
+        optimizer_in_backward=False,
+        offload_activations=False,
+        expandable_segments=False,
+    )
+
+
+def in_words(variant: Variant) -> str:
+    """A way to train, short enough for a line of progress."""
+    from oomph.planning.tricks import levers_of
+
+    names = [lever.name for lever in levers_of(variant) if lever.name != "accumulation"]
+    if variant.checkpointing != "none":
+        names = [n if n != "checkpointing" else f"checkpointing {variant.checkpointing}" for n in names]
+    return ", ".join(names) or "as it is"
+
+
+def _footprint(rehearser: Rehearser, variant: Variant) -> Footprint | None:
+    """None if no line goes through two micro-batches."""
+    from oomph.predicting.footprint import footprint_of
+    from oomph.predicting.scaling import NotAffine, affine
+
+    if variant.micro_batch == 1:
+        return _of_one(rehearser.trace(variant))
+    try:
+        larger = replace(variant, micro_batch=variant.micro_batch + 1)
+        return footprint_of(affine(rehearser.trace(variant), rehearser.trace(larger)))
+    except NotAffine:
+        return None
+
+
+def _of_one(trace: Trace) -> Footprint:
+    """The footprint of one trace, for its own micro-batch."""
+    from oomph.predicting.footprint import footprint_of
+    from oomph.predicting.scaling import AffineTrace
+
+    slopes = [0] * len(trace.allocations)
+    return footprint_of(AffineTrace(trace, slopes, [(0, 0)] * len(trace.ops)))
