@@ -1,13 +1,27 @@
-"""Trace -> live bytes over the steps: the peak, its moment, and who holds it."""
+"""Trace -> live bytes over the steps: the peak, its moment, who holds it, and the drawing of it."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
+from oomph.records.plan import Timeline
 from oomph.records.prediction import Moment
 from oomph.records.trace import Allocation, Category, Trace
+
+# From the bottom of a drawing to its top: what stays through the step lies below what comes and
+# goes, so that the eye can follow each.
+_LAYERS: tuple[Category, ...] = (
+    "parameters",
+    "optimizer",
+    "workspace",
+    "inputs",
+    "gradients",
+    "activations",
+    "temporaries",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +91,71 @@ def by_module(holders: Sequence[Allocation], most: int = 20) -> dict[str, int]:
         if holder.category in ("activations", "temporaries"):
             sums[holder.module] = sums.get(holder.module, 0) + holder.size_bytes
     return dict(sorted(sums.items(), key=lambda item: -item[1])[:most])
+
+
+def timeline_of(trace: Trace, most_points: int = 600) -> Timeline:
+    """The last step of a trace, thinned out to be drawn; its highest and lowest points stay.
+
+    A position is the number of events before it, scaled to 0..1: order, not time. The first is
+    what the step begins with. `most_points` is at least 4.
+    """
+    start = trace.step_starts[-1] if trace.step_starts else 0
+    chosen = _thinned(_live_totals(trace, start), most_points)
+    num_events = max(len(trace.events) - start, 1)
+    layers, ops = _layers_at(trace, [start + place for place in chosen])
+    shown = [category for category in _LAYERS if any(layers[category])]
+    return Timeline(
+        positions=tuple(place / num_events for place in chosen),
+        categories=tuple(shown),
+        live_bytes=tuple(tuple(layers[category]) for category in shown),
+        phases=tuple(
+            ((begin - start) / num_events, phase)
+            for begin, phase in trace.phase_starts
+            if begin >= start
+        ),
+        ops=tuple(ops),
+    )
+
+
+def _live_totals(trace: Trace, start: int) -> list[int]:
+    """The live bytes before the step's first event, and after each of its events."""
+    sizes = [allocation.size_bytes for allocation in trace.allocations]
+    changes = (sizes[event - 1] if event > 0 else -sizes[-event - 1] for event in trace.events)
+    return list(accumulate(changes, initial=0))[start:]
+
+
+def _thinned(totals: Sequence[int], most_points: int) -> list[int]:
+    """The places to keep: both ends, and the highest and the lowest of each of many stretches."""
+    if len(totals) <= most_points:
+        return list(range(len(totals)))
+    num_stretches = max((most_points - 2) // 2, 1)
+    edges = [len(totals) * i // num_stretches for i in range(num_stretches + 1)]
+    kept = {0, len(totals) - 1}
+    for begin, end in pairwise(edges):
+        stretch = range(begin, end)
+        kept |= {max(stretch, key=totals.__getitem__), min(stretch, key=totals.__getitem__)}
+    return sorted(kept)
+
+
+def _layers_at(trace: Trace, places: Sequence[int]) -> tuple[dict[Category, list[int]], list[str]]:
+    """What each category holds before the events at these places, and which op came before."""
+    live: dict[Category, int] = dict.fromkeys(_LAYERS, 0)
+    layers: dict[Category, list[int]] = {category: [] for category in _LAYERS}
+    ops: list[str] = []
+    last: Allocation | None = None
+    done = 0
+    for place in places:
+        for event in trace.events[done:place]:
+            allocation = trace.allocations[abs(event) - 1]
+            live[allocation.category] += (1 if event > 0 else -1) * allocation.size_bytes
+            if event > 0:
+                last = allocation
+        done = place
+        for category in _LAYERS:
+            layers[category].append(live[category])
+        ops.append(_told(last) if last else "")
+    return layers, ops
+
+
+def _told(allocation: Allocation) -> str:
+    return f"{allocation.op} in {allocation.module}" if allocation.module else allocation.op

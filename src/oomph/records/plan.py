@@ -131,3 +131,4 @@ class Timeline:
     categories: tuple[str, ...]
     live_bytes: tuple[tuple[int, ...], ...]  # of each category, at each position
     phases: tuple[tuple[float, str], ...]  # where each begins
+    ops: tuple[str, ...] = ()  # what had last allocated at each position, "mm in blocks.3"
