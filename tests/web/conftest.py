@@ -1,0 +1,76 @@
+"""The page of plans, opened in the Chromium that is on this machine. None is downloaded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from oomph.records.plan import Plans, Timeline
+from oomph.showing.plan_page import write_plan_page
+from web.sample import sample
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+# Nothing but the page may ask for anything.
+QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.skip("there is no Chromium here: make test-web installs Debian's")
+    # Chromium's sandbox refuses to run as root.
+    as_root = ("--no-sandbox",) if os.geteuid() == 0 else ()
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=found, args=[*QUIET, *as_root])
+        yield running
+        running.close()
+
+
+@dataclass
+class Opened:
+    """A page, and what went wrong in it."""
+
+    page: Page
+    problems: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture
+def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+    """Open a page of plans; at the end, it must have had no error and asked for nothing."""
+    opened: list[Opened] = []
+
+    def enter(
+        given: tuple[Plans, list[Timeline], list[str]] | None = None,
+        *,
+        width: int = 1280,
+        address: str = "",
+        **options: Any,
+    ) -> Page:
+        path = tmp_path / "plan.html"
+        write_plan_page(*(given or sample()), path)
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        one = Opened(context.new_page())
+        one.page.on("console", lambda message: one.problems.append(message.text))
+        one.page.on("pageerror", lambda error: one.problems.append(str(error)))
+        context.on("request", lambda request: one.requests.append(request.url))
+        one.page.goto(path.as_uri() + address)
+        opened.append(one)
+        return one.page
+
+    yield enter
+    for one in opened:
+        one.page.context.close()
+        assert one.problems == []
+        assert [url for url in one.requests if not url.startswith(("file://", "data:"))] == []

@@ -1,0 +1,45 @@
+// src/NAME.ts, NAME.css and NAME.html -> one file without links: src/oomph/showing/page/NAME.html.
+// The policy in its head names its one script and its one style by hash: the browser itself
+// refuses any other code, and any request.
+import { createHash } from "node:crypto";
+import { mkdir, readFile, writeFile } from "node:fs/promises";
+import * as esbuild from "esbuild";
+
+const PAGES = ["plan"];
+const OUT = new URL("../src/oomph/showing/page/", import.meta.url);
+
+async function bundled(entry) {
+  const { outputFiles } = await esbuild.build({
+    absWorkingDir: new URL(".", import.meta.url).pathname,
+    entryPoints: [entry],
+    bundle: true,
+    minify: true,
+    write: false,
+    charset: "utf8",
+    format: "iife",
+    target: "es2020",
+    legalComments: "none",
+  });
+  // Text inside an element ends at "</": neither may hold one.
+  return outputFiles[0].text.trim().replaceAll("</", "<\\/");
+}
+
+const hash = (text) => `'sha256-${createHash("sha256").update(text, "utf8").digest("base64")}'`;
+
+async function build(name) {
+  const [script, style, html] = await Promise.all([
+    bundled(`src/${name}.ts`),
+    bundled(`src/${name}.css`),
+    readFile(new URL(`src/${name}.html`, import.meta.url), "utf8"),
+  ]);
+  const policy = `default-src 'none'; script-src ${hash(script)}; style-src ${hash(style)}; img-src data:; base-uri 'none'; form-action 'none'`;
+  const page = html
+    .replace("%policy%", () => policy)
+    .replace("%style%", () => style)
+    .replace("%script%", () => script);
+  await mkdir(OUT, { recursive: true });
+  await writeFile(new URL(`${name}.html`, OUT), page);
+  console.log(`${name}.html: ${(page.length / 1024).toFixed(1)} KiB`);
+}
+
+await Promise.all(PAGES.map(build));

@@ -1,0 +1,93 @@
+// The plans on the four axes: a table, and cards where the screen is narrow.
+
+import type { Plan, Plans, Prediction } from "./data";
+import { h, styled } from "./dom";
+import { glyph } from "./scatter";
+import { STABILITIES, VERDICTS, gib, resources, room, seconds, settings, times } from "./words";
+
+export interface Table {
+  element: HTMLElement;
+  choose(place: number): void;
+}
+
+export function planTable(data: Plans, onChoose: (place: number) => void): Table {
+  const widest = Math.max(data.capacity_bytes, ...data.plans.map((plan) => plan.prediction.high_bytes)) * 1.04;
+  const slowest = Math.max(...data.plans.map((plan) => plan.relative_time ?? 0));
+  const rows = data.plans.map((plan, place) => row(plan, place, widest, slowest, onChoose));
+  const head = ["Plan", "Stability", "Memory, GiB", "Resources", "Time of a step"];
+  const element = h(
+    "table",
+    { class: "plans" },
+    h("caption", { class: "unseen" }, "The plans on four axes: stability, memory, resources and time"),
+    h("thead", {}, h("tr", {}, ...head.map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", {}, ...rows.map(({ element }) => element)),
+  );
+  return {
+    element,
+    choose: (chosen) =>
+      rows.forEach(({ element, button }, place) => {
+        element.classList.toggle("chosen", place === chosen);
+        button.setAttribute("aria-pressed", String(place === chosen));
+      }),
+  };
+}
+
+function row(plan: Plan, place: number, widest: number, slowest: number, onChoose: (place: number) => void) {
+  const [split, ...others] = settings(plan.variant);
+  const button = h(
+    "button",
+    { type: "button", class: "row-name", "aria-pressed": "false" },
+    h("b", {}, `${place + 1}. ${split}`),
+    plan.recommended && h("span", { class: "badge" }, "★ recommended"),
+    h("span", { class: "rest" }, others.join(", ")),
+  );
+  const element = h(
+    "tr",
+    { "data-plan": place, click: () => onChoose(place) },
+    h("th", { scope: "row" }, button),
+    h("td", { "data-axis": "Stability" }, h("span", { class: "stability" }, glyph(plan.stability), STABILITIES[plan.stability].short)),
+    h("td", { "data-axis": "Memory" }, memory(plan.prediction, widest)),
+    h("td", { "data-axis": "Resources" }, resources(plan).join(", ")),
+    h("td", { "data-axis": "Time" }, time(plan, slowest)),
+  );
+  return { element, button };
+}
+
+/** A bar to scale: the prediction, its error bar and the GPU's limit. */
+function memory(prediction: Prediction, widest: number): HTMLElement {
+  const { device_bytes, low_bytes, high_bytes, capacity_bytes, fits } = prediction;
+  const at = (size: number): string => `${((100 * size) / widest).toFixed(2)}%`;
+  return h(
+    "div",
+    { class: "memory" },
+    h(
+      "div",
+      { class: `bar ${fits}`, "aria-hidden": "true" },
+      styled(h("i", { class: "fill" }), { width: at(device_bytes) }),
+      styled(h("i", { class: "error" }), { left: at(low_bytes), width: at(high_bytes - low_bytes) }),
+      styled(h("i", { class: "end" }), { left: at(capacity_bytes) }),
+    ),
+    h("div", {}, h("b", {}, gib(device_bytes)), ` (${gib(low_bytes)} to ${gib(high_bytes)}) of ${gib(capacity_bytes)}`),
+    h("div", { class: "rest" }, `${VERDICTS[fits]}, ${room(prediction)}`),
+  );
+}
+
+function time(plan: Plan, slowest: number): HTMLElement {
+  const { step_s } = plan.prediction;
+  const { micro_batch, accumulation, num_gpus } = plan.variant;
+  const batch = micro_batch * accumulation * num_gpus;
+  if (plan.relative_time === null && step_s === null) return h("span", {}, "not known");
+  return h(
+    "div",
+    { class: "time" },
+    plan.relative_time !== null &&
+      h(
+        "div",
+        { class: "bar", "aria-hidden": "true" },
+        styled(h("i", { class: "fill" }), { width: `${(100 * plan.relative_time) / (slowest || 1)}%` }),
+      ),
+    h("div", {}, plan.relative_time !== null && h("b", {}, times(plan.relative_time)), step_s !== null && ` ${seconds(step_s)}`),
+    step_s !== null && h("div", { class: "rest" }, `${Number((batch / step_s).toPrecision(3))} samples/s`),
+  );
+}
+

@@ -1,0 +1,144 @@
+// Records -> words. Pure: no document is needed.
+
+import type { Plan, Plans, Prediction, Stability, Variant, Verdict } from "./data";
+
+const GIB = 2 ** 30;
+const UNITS: [number, string][] = [
+  [2 ** 40, "TiB"],
+  [GIB, "GiB"],
+  [2 ** 20, "MiB"],
+  [2 ** 10, "KiB"],
+];
+
+/** As oomph.units.format_bytes writes it. */
+export function bytes(size: number): string {
+  for (const [unit, name] of UNITS) {
+    if (Math.abs(size) >= unit) return `${(size / unit).toFixed(1)} ${name}`;
+  }
+  return `${size} B`;
+}
+
+export const gib = (size: number): string => (size / GIB).toFixed(1);
+export const toGib = (size: number): number => size / GIB;
+
+/** Three figures, no exponent: "0.0421 s", "1.39 s", "2 min 5 s". */
+export function seconds(time: number): string {
+  const whole = Math.round(time);
+  if (time >= 59.95) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  return `${Number(time.toPrecision(3))} s`;
+}
+
+export const times = (ratio: number): string => `${ratio.toFixed(2)}×`;
+
+const FITS: Record<Verdict, string> = {
+  yes: "Fits on",
+  uncertain: "May or may not fit on",
+  no: "Does not fit on",
+};
+
+export const VERDICTS: Record<Verdict, string> = {
+  yes: "fits",
+  uncertain: "may not fit",
+  no: "does not fit",
+};
+
+export const STABILITIES: Record<Stability, { short: string; long: string }> = {
+  same: { short: "same update", long: "Exactly the same update as without the tricks." },
+  rounding: {
+    short: "same within rounding",
+    long: "The same update within rounding; worth a check on your model.",
+  },
+  changes: { short: "changes training", long: "Another training: only with your consent." },
+};
+
+/** What is recomputed, in words; null for nothing. */
+export function recomputed(checkpointing: string): string | null {
+  if (checkpointing === "none") return null;
+  if (checkpointing === "blocks") return "every block recomputed";
+  if (checkpointing === "selective") return "cheap operations recomputed";
+  const every = /^every-(\d+)$/.exec(checkpointing);
+  if (every) return `every ${ordinal(Number(every[1]))} block recomputed`;
+  const listed = /^blocks:(.+)$/.exec(checkpointing);
+  if (listed) {
+    const count = listed[1]!.split(",").length;
+    return `${count} ${count === 1 ? "block" : "blocks"} recomputed`;
+  }
+  return `recomputed: ${checkpointing}`;
+}
+
+function ordinal(number: number): string {
+  if (number === 2) return "second";
+  if (number === 3) return "third";
+  return `${number}th`;
+}
+
+/** The settings that differ from plain training, the split of the batch first. */
+export function settings(variant: Variant): string[] {
+  const words = [`micro-batch ${variant.micro_batch} × ${variant.accumulation}`];
+  if (variant.num_gpus > 1) words[0] += ` on ${variant.num_gpus} GPUs`;
+  words.push(variant.precision);
+  const optional: [boolean, string][] = [
+    [!!variant.sharding && variant.sharding !== "none", (variant.sharding ?? "").toUpperCase()],
+    [variant.checkpointing !== "none", recomputed(variant.checkpointing) ?? ""],
+    [variant.attention === "sdpa", "fused attention"],
+    [variant.loss === "chunked", "chunked loss"],
+    [variant.optimizer !== "as-is", `${variant.optimizer} optimizer`],
+    [!!variant.optimizer_in_backward, "optimizer in backward"],
+    [!!variant.offload_activations, "activations offloaded"],
+    [!!variant.offload_optimizer, "optimizer offloaded"],
+    [!!variant.adapters && variant.adapters !== "none", (variant.adapters ?? "").toUpperCase()],
+    [!!variant.expandable_segments, "expandable segments"],
+  ];
+  return words.concat(optional.filter(([is]) => is).map(([, word]) => word));
+}
+
+/** "13.9 of 15.8 GiB" */
+export const share = (prediction: Prediction): string =>
+  `${gib(prediction.device_bytes)} of ${bytes(prediction.capacity_bytes)}`;
+
+/** The answer in one sentence. */
+export function headline(plans: Plans, plan: Plan | null): string {
+  if (!plan) {
+    const missing = plans.shortfall ? `: ${bytes(plans.shortfall.missing_bytes)} are missing` : "";
+    return `Nothing fits on ${plans.gpu}${missing}`;
+  }
+  const time = plan.relative_time === null ? "" : `, ${times(plan.relative_time)} the time`;
+  const told = settings(plan.variant).join(", ");
+  return `${FITS[plan.prediction.fits]} ${plans.gpu}: ${told}. ${share(plan.prediction)}${time}.`;
+}
+
+/** What would help where nothing fits. */
+export function wayOut(plans: Plans): string {
+  const short = plans.shortfall;
+  if (!short) return "";
+  const ways = [
+    short.smallest_gpu ? `on one ${short.smallest_gpu}` : "",
+    short.num_gpus ? `sharded over ${short.num_gpus} × ${plans.gpu}` : "",
+  ].filter(Boolean);
+  const would = ways.length ? ` It would fit ${ways.join(", or ")}.` : "";
+  return `The largest single part is ${short.largest_part}.${would}`;
+}
+
+/** How the workload does as it was given. */
+export function asGiven(plans: Plans): string {
+  const told = `${share(plans.as_is)}, all ${plans.batch_size} examples at once`;
+  if (plans.fits_as_is === "yes") return `It already fits as given: ${told}.`;
+  return `As given it ${plans.fits_as_is === "no" ? "does not fit" : "may not fit"}: ${told}.`;
+}
+
+/** GPUs and what else a plan takes of the machine. */
+export function resources(plan: Plan): string[] {
+  const { num_gpus, offload_activations, offload_optimizer } = plan.variant;
+  const words = [`${num_gpus} ${num_gpus === 1 ? "GPU" : "GPUs"}`];
+  if (plan.host_bytes) words.push(`${bytes(plan.host_bytes)} of host memory`);
+  if (offload_activations) words.push("activations over PCIe");
+  if (offload_optimizer) words.push("optimizer on the host");
+  if (num_gpus > 1) words.push("gradients between GPUs");
+  return words;
+}
+
+/** Room that is left, or that is missing. */
+export function room(prediction: Prediction): string {
+  const free = prediction.capacity_bytes - prediction.device_bytes;
+  return free >= 0 ? `${bytes(free)} left` : `${bytes(-free)} too much`;
+}
