@@ -138,9 +138,7 @@ def caveats(best: Plan | None, facts: Facts, seconds: Seconds) -> tuple[str, ...
 def _of_accumulation(variant: Variant, seconds: Seconds, facts: Facts) -> str | None:
     if variant.accumulation == 1:
         return None
-    whole = replace(
-        variant, micro_batch=variant.micro_batch * variant.accumulation, accumulation=1
-    )
+    whole = replace(variant, micro_batch=variant.micro_batch * variant.accumulation, accumulation=1)
     here, at_once = seconds(variant), seconds(whole)
     if here is None or at_once is None:
         return None

@@ -9,7 +9,6 @@ from oomph.verbs.rehearsals import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from oomph.planning.choices import Choices
     from oomph.planning.planner import Found
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from oomph.records.trace import Trace
     from oomph.records.workload import Variant, Workload
     from oomph.tracing.many import Rehearser
-    from oomph.verbs.rehearsals import Asked, Rehearsed
+    from oomph.verbs.rehearsals import Asked
     from oomph.verbs.targets import Target
 
     Say = Callable[[str], None]
@@ -127,9 +126,7 @@ class _Search:
         from oomph.predicting.ways import Ways
         from oomph.verbs.rehearsals import choices_of, complete
 
-        choices = choices_of(
-            self.rehearsed, self.asked, self.target.capability, least_micro_batch
-        )
+        choices = choices_of(self.rehearsed, self.asked, self.target.capability, least_micro_batch)
         complete(self.rehearsed, self.rehearser, variants(choices), self.say)
         self.say("comparing")
         self.ways = Ways(
@@ -140,7 +137,9 @@ class _Search:
         )
         known = Known(
             is_known=self.ways.knows,
-            least_bytes=lambda variant: self.ways.least_bytes(variant) + self.card.context.low_bytes,
+            least_bytes=lambda variant: (
+                self.ways.least_bytes(variant) + self.card.context.low_bytes
+            ),
             seconds=self.ways.seconds,
             check=self._check,
         )

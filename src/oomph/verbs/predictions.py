@@ -40,9 +40,9 @@ def predict(
     from oomph.tracing import traces
     from oomph.training import apply
 
-    model, memory_bytes, assumed = _gpu(gpu, gpu_memory)
+    model, memory_bytes, assumed = find_model(gpu, gpu_memory)
     capability = traces.kind_of(model.compute_capability or (8, 0))
-    place = _place(workload)
+    place = find_place(workload)
     wish = traces.Wish(
         micro_batch=micro_batch,
         precision=precision,
@@ -57,8 +57,8 @@ def predict(
     return assembly.assemble(
         chosen,
         traced.variant,
-        _card(model, gpu or f"a GPU of {gpu_memory}", memory_bytes, chosen.torch_version),
-        time=_step_time(chosen, traced.variant, model),
+        card_of(model, gpu or f"a GPU of {gpu_memory}", memory_bytes, chosen.torch_version),
+        time=step_time(chosen, traced.variant, model),
         notes=notes,
     )
 
@@ -83,7 +83,7 @@ def _traced(
     return found
 
 
-def _place(workload: Workload | str) -> Workload | tuple[Path, str]:
+def find_place(workload: Workload | str) -> Workload | tuple[Path, str]:
     from oomph.tracing import loading
 
     return loading.split(workload) if isinstance(workload, str) else workload
@@ -101,7 +101,9 @@ def _at_micro_batch(traced: Traced) -> Trace | None:
         return None
 
 
-def _gpu(name: str | None, memory: int | str | None) -> tuple[GpuModel, int | None, str | None]:
+def find_model(
+    name: str | None, memory: int | str | None
+) -> tuple[GpuModel, int | None, str | None]:
     """The GPU to predict for, its memory where that is given apart, and what its name left open."""
     from oomph.errors import UsageError
     from oomph.units import parse_bytes
@@ -116,7 +118,7 @@ def _gpu(name: str | None, memory: int | str | None) -> tuple[GpuModel, int | No
     return found.model, memory_bytes, found.assumed
 
 
-def _card(model: GpuModel, name: str, memory_bytes: int | None, torch_version: str) -> Card:
+def card_of(model: GpuModel, name: str, memory_bytes: int | None, torch_version: str) -> Card:
     from oomph.predicting.assembly import Card
     from oomph.predicting.overhead import Interval, context, usable_bytes
 
@@ -150,7 +152,7 @@ def _unnamed_gpu() -> GpuModel:
     )
 
 
-def _step_time(trace: Trace, variant: Variant, model: GpuModel) -> StepTime | None:
+def step_time(trace: Trace, variant: Variant, model: GpuModel) -> StepTime | None:
     from oomph.predicting import speed
 
     ops = speed.with_micro_steps(trace.ops, variant.accumulation)

@@ -169,7 +169,9 @@ def in_words(variant: Variant) -> str:
 
     names = [lever.name for lever in levers_of(variant) if lever.name != "accumulation"]
     if variant.checkpointing != "none":
-        names = [n if n != "checkpointing" else f"checkpointing {variant.checkpointing}" for n in names]
+        names = [
+            n if n != "checkpointing" else f"checkpointing {variant.checkpointing}" for n in names
+        ]
     return ", ".join(names) or "as it is"
 
 

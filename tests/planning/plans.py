@@ -1,0 +1,118 @@
+"""Plans for tests: any that the records allow, and a plain one to change."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from hypothesis import strategies as st
+
+from oomph.planning.planned import Planned
+from oomph.records.prediction import Moment, Prediction
+from oomph.records.workload import OPTIMIZERS, Precision, Sharding, Variant
+
+_PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(0, 1 << 50),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    bool: st.booleans(),
+    str: st.text(max_size=12),
+}
+
+checkpointings = st.one_of(
+    st.sampled_from(["none", "blocks", "selective"]),
+    st.integers(2, 99).map(lambda every: f"every-{every}"),
+    st.sets(st.integers(0, 99), min_size=1, max_size=9).map(
+        lambda blocks: "blocks:" + ",".join(map(str, sorted(blocks)))
+    ),
+)
+
+
+def any_of(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value of a type that the records use, records themselves included."""
+    if kind is Variant:
+        return variants()
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        names = [field.name for field in dataclasses.fields(kind)]
+        return st.builds(kind, **{name: any_of(hints[name]) for name in names})
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*map(any_of, inner))
+    if origin is Literal:
+        return st.sampled_from(inner)
+    if origin is tuple and inner[-1] is Ellipsis:
+        return st.lists(any_of(inner[0]), max_size=3).map(tuple)
+    if origin is Mapping:
+        return st.dictionaries(any_of(inner[0]), any_of(inner[1]), max_size=3)
+    return st.none() if kind is types.NoneType else _PLAIN[kind]
+
+
+@st.composite
+def variants(draw: st.DrawFn) -> Variant:
+    num_gpus = draw(st.sampled_from([1, 2, 4, 8]))
+    sharding = draw(st.sampled_from(["ddp", "fsdp", "hybrid"])) if num_gpus > 1 else "none"
+    return Variant(
+        precision=draw(st.sampled_from(typing.get_args(Precision))),
+        checkpointing=draw(checkpointings),
+        optimizer=draw(st.sampled_from(OPTIMIZERS)),
+        attention=draw(st.sampled_from(["as-is", "sdpa"])),
+        loss=draw(st.sampled_from(["as-is", "chunked"])),
+        offload_activations=draw(st.booleans()),
+        offload_optimizer=draw(st.booleans()),
+        adapters=draw(st.sampled_from(["none", "lora", "qlora"])),
+        sharding=typing.cast(Sharding, sharding),
+        num_gpus=num_gpus,
+        micro_batch=draw(st.integers(1, 256)),
+        accumulation=draw(st.integers(1, 256)),
+        expandable_segments=draw(st.booleans()),
+    )
+
+
+any_plans: st.SearchStrategy[Planned] = any_of(Planned)
+
+
+def variant_of(**settings: Any) -> Variant:
+    """64 examples a step, four at a time, in fp32, with these settings instead."""
+    chosen: dict[str, Any] = {"micro_batch": 4, "accumulation": 16, **settings}
+    if chosen.get("num_gpus", 1) > 1:
+        chosen.setdefault("sharding", "ddp")
+    return Variant(**chosen)
+
+
+def plan_of(**settings: Any) -> Planned:
+    """A plan of variant_of, with a prediction that nothing here looks at."""
+    variant = variant_of(**settings)
+    return Planned(
+        gpu="v100-16gb",
+        workload="train.py:workload",
+        variant=variant,
+        prediction=prediction_of(variant),
+        tricks=(),
+        stability="same",
+        relative_time=1.25,
+        recommended=True,
+        why="it is the fastest that fits",
+    )
+
+
+def prediction_of(variant: Variant) -> Prediction:
+    """Twelve of sixteen GiB."""
+    given: dict[str, Any] = {
+        "gpu": "v100-16gb",
+        "variant": variant,
+        "fits": "yes",
+        "by_category": {"activations": 7 << 30, "parameters": 2 << 30},
+        "by_module": {"encoder": 9 << 30},
+        "peak_at": Moment(step=2, phase="backward", op="aten::addmm", module="encoder"),
+        "step_s": 0.5,
+        "samples_per_s": 128.0,
+        "unknowns": (),
+        "notes": (),
+        "capacity_bytes": 16 << 30,
+        "num_retries": 0,
+    }
+    others = {field.name for field in dataclasses.fields(Prediction)} - given.keys()
+    return Prediction(**given, **dict.fromkeys(others, 12 << 30))
