@@ -58,13 +58,17 @@ def test_every_flag_of_every_verb_is_in_the_manual() -> None:
 def test_every_field_that_json_prints_is_documented() -> None:
     from dataclasses import fields
 
+    from oomph.records.calibration import Assumed, Calibrated, Calibration
     from oomph.records.machine import Device, GpuReading, Machine, Process
     from oomph.records.prediction import Moment, Prediction, Unknown
     from oomph.records.workload import Variant
 
     names = ("reading-gpus.md", "predicting.md")
     documented = "".join((ROOT / "docs" / name).read_text() for name in names)
-    records = (Machine, Device, Process, GpuReading, Prediction, Moment, Unknown, Variant)
+    records = (
+        *(Machine, Device, Process, GpuReading, Prediction, Moment, Unknown, Variant),
+        *(Calibrated, Calibration, Assumed),
+    )
     for record in records:
         for field in fields(record):
             assert re.search(rf"[`\"]{field.name}[`\"]", documented), f"{record}.{field.name}"

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,3 +154,107 @@ def test_two_traces_and_a_direct_one_agree(train: Path) -> None:
         direct = trace_exactly(place, wish, (8, 0), apply).traces[0]
         assert line.allocations == direct.allocations
     assert oomph.predict(f"{train}:workload", gpu="t4", micro_batch=1).fits == "yes"
+
+
+def test_a_rehearsal_leaves_no_torch_in_the_process_that_asks(train: Path) -> None:
+    asks = (
+        "import sys, oomph\n"
+        f"told = oomph.predict('{train}:workload', gpu='t4')\n"
+        "print(told.fits, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["yes", "False"]
+
+
+# ---- a step that was measured ------------------------------------------------------------------
+
+
+def test_a_step_measured_as_asked_for_is_the_answer(train: Path) -> None:
+    import oomph
+
+    told = oomph.predict(f"{train}:workload", gpu="v100-16gb", measured_step_s=0.45)
+    assert told.step_s == pytest.approx(0.45)
+    assert told.samples_per_s == pytest.approx(64 / 0.45)
+    assert told.step_from == "measured step"
+
+
+def test_a_step_measured_otherwise_scales_the_time_by_the_same_factor(train: Path) -> None:
+    import oomph
+
+    def step_s(micro_batch: int, **measured: Any) -> float:
+        place = f"{train}:workload"
+        told = oomph.predict(place, gpu="v100-16gb", micro_batch=micro_batch, **measured)
+        assert told.step_s is not None
+        assert told.step_low_s is not None
+        assert told.step_high_s is not None
+        assert told.step_low_s < told.step_s < told.step_high_s
+        return told.step_s
+
+    held = step_s(32, measured_step_s=0.45, measured_micro_batch=4)
+    assert held == pytest.approx(0.45 * step_s(32) / step_s(4))
+
+
+def test_a_list_of_blocks_is_one_way_of_checkpointing() -> None:
+    from oomph.cli.predict import _settings
+
+    assert _settings("checkpointing=blocks:0,3, micro-batch=4,") == {
+        "measured_checkpointing": "blocks:0,3",
+        "measured_micro_batch": 4,
+    }
+
+
+def test_a_measured_micro_batch_of_nothing_is_refused(train: Path) -> None:
+    import oomph
+
+    with pytest.raises(oomph.OomphError, match="at a micro-batch of 0"):
+        oomph.predict(f"{train}:workload", gpu="t4", measured_step_s=0.45, measured_micro_batch=0)
+
+
+def test_the_time_is_told_with_its_bounds_and_what_it_rests_on(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["predict", f"{train}:workload", "--gpu", "v100-16gb", "--micro-batch", "32"]
+    how = "micro-batch=64, precision=fp16"
+    assert main([*asked, "--measured-step", "450ms", "--measured-with", how]) == 0
+    assert re.search(
+        r"time: about \S+ s a step \(\S+ to \S+\), \S+ samples a second; held to the step",
+        capsys.readouterr().out,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--measured-step", "0"], "a measured step of 0.0 s makes no sense"),
+        (["--measured-step", "-1s"], "expected one argument"),
+        (["--measured-step=-1s"], "a measured step of -1.0 s makes no sense"),
+        (["--measured-step", "inf"], "a measured step of inf s makes no sense"),
+        (["--measured-step", "nan"], "a measured step of nan s makes no sense"),
+        (["--measured-step", "soon"], "'soon' is not a time"),
+        (["--measured-with", "micro-batch=4"], "not what it took"),
+        (["--measured-step", "1", "--measured-with", "batch=4"], "'batch=4' is none of"),
+        (["--measured-step", "1", "--measured-with", "micro-batch"], "'' is not a number"),
+        (["--measured-step", "1", "--measured-with", "micro-batch=7"], "7 does not divide"),
+        (["--measured-step", "1", "--measured-with", "precision=fp8"], "'fp8' is none of"),
+        (["--measured-step", "1", "--measured-with", "checkpointing=x"], "no way of checkpointing"),
+        (
+            ["--measured-step", "1", "--measured-with", "precision=fp16,precision=fp32"],
+            "'precision=fp32' is none of",
+        ),
+    ],
+)
+def test_a_measured_step_that_makes_no_sense_is_one_clear_error(
+    train: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["predict", f"{train}:workload", "--gpu", "v100-16gb", *arguments]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert said in told.err
+
+
+def test_a_measured_step_on_a_gpu_without_a_name_is_refused(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["predict", f"{train}:workload", "--gpu-memory", "12GiB", "--measured-step", "1"]
+    assert main(asked) == 2
+    assert "without the GPU's name" in capsys.readouterr().err

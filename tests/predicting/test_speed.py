@@ -283,3 +283,31 @@ def test_a_step_that_took_no_time_is_refused(measured_s: float) -> None:
     time = time_of(op(flops=TERA))
     with pytest.raises(UsageError, match="no time"):
         anchored(time, time, measured_s)
+
+
+# ---- rates that were measured ----------------------------------------------------------------
+
+rates = st.floats(1e9, 1e16)
+
+
+@given(models, st.dictionaries(st.sampled_from(["float16", "float32"]), rates), rates)
+def test_the_best_rates_are_those_that_were_measured(
+    model: GpuModel, matmul_flops: dict[str, float], bandwidth: float
+) -> None:
+    found, copied = speed.best_rates(speed.with_measured_rates(model, matmul_flops, bandwidth))
+    assert {dtype: found[dtype] for dtype in matmul_flops} == pytest.approx(matmul_flops)
+    assert copied == pytest.approx(bandwidth)
+
+
+def test_a_measured_bf16_matmul_leaves_the_datasheet_as_it_is() -> None:
+    changed = speed.with_measured_rates(A100, {"bfloat16": 2e14, "float16": 1.9e14}, None)
+    assert changed.bf16_flops == A100.bf16_flops
+    found, copied = speed.best_rates(changed)
+    assert found["bfloat16"] == pytest.approx(2e14)
+    assert found["float16"] == pytest.approx(1.9e14)
+    assert found["float32"] == speed.best_rates(A100)[0]["float32"]
+    assert copied == speed.best_rates(A100)[1]
+
+
+def test_nothing_measured_changes_nothing() -> None:
+    assert speed.with_measured_rates(A100, {}, None) == A100

@@ -43,7 +43,7 @@ def test_every_unknown_is_named_with_what_would_settle_it(
 ) -> None:
     text = shown(FITTING, capsys)
     assert "unknown: the CUDA context" in text
-    assert "settled by one nvidia-smi reading" in text
+    assert "settled by oomph calibrate" in text
 
 
 def test_the_bar_is_to_scale(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,28 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from oomph.tracing import recordings
 from oomph.tracing.building import build
 from oomph.tracing.recorder import Recorder
+from oomph.tracing.recordings import Counting, Difference, recording_of
 from oomph.training.checkpointing import checkpoint_blocks
 from tracing.zoo.kind import Kind
-
-
-class Counting(Recorder):
-    """Counts the tensors of every device, and nothing that only a GPU would take."""
-
-    counts = staticmethod(lambda _: True)
-
-    def __init__(self) -> None:
-        super().__init__((8, 0))
-
-    def take_temporaries(self, behaviour: Any, args: Any, outputs: Any) -> None: ...
 
 
 def train(kind: Kind, device: str, **how: Any) -> Counting:
@@ -73,34 +62,6 @@ def run(
             recorder.events = list(recorder.events)  # what follows is the end of this function
 
 
-def in_order(events: Sequence[int]) -> list[int]:
-    """The events, with each run of frees sorted: they have no order among themselves."""
-    ordered: list[int] = []
-    frees: list[int] = []
-    for event in events:
-        if event < 0:
-            frees.append(event)
-        else:
-            ordered += [*sorted(frees), event]
-            frees = []
-    return ordered + sorted(frees)
-
-
-def first_difference(one: Recorder, other: Recorder) -> str | None:
-    """Where two recordings differ, in words."""
-    events = zip_longest(in_order(one.events), in_order(other.events))
-    for index, (here, there) in enumerate(events):
-        if here != there or _size(one, here) != _size(other, there):
-            return f"event {index}: {_told(one, here)} | {_told(other, there)}"
-    return None
-
-
-def _size(recorder: Recorder, event: int | None) -> int:
-    return recorder.sizes[abs(event or 0) - 1]
-
-
-def _told(recorder: Recorder, event: int | None) -> str:
-    if event is None:
-        return "nothing"
-    what = f"{_size(recorder, event)} B of {recorder.born[abs(event) - 1][0]}"
-    return f"{'takes' if event > 0 else 'frees'} {what} ({abs(event) - 1})"
+def first_difference(one: Recorder, other: Recorder) -> Difference | None:
+    """Where two recordings differ."""
+    return recordings.first_difference(recording_of(one), recording_of(other))

@@ -19,7 +19,7 @@ import torch
 
 from oomph.records.trace import Trace
 from oomph.records.workload import Variant, Workload
-from tracing.real_run import in_order
+from oomph.tracing.recordings import in_order
 from tracing.zoo import TORCH_MODELS
 from tracing.zoo.hugging_face import more_transformers_models, transformers_models
 from tracing.zoo.kind import Kind

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from oomph.tracing.recordings import Counting
 from tracing import real_run
 from tracing.zoo import TORCH_MODELS
 from tracing.zoo.hugging_face import transformers_models
@@ -71,7 +72,7 @@ def is_of_backward(event: Any) -> bool:
     return parent is not None and parent.name.startswith("autograd::engine")
 
 
-class Listening(real_run.Counting):
+class Listening(Counting):
     """Counts what backward computes out of place."""
 
     def __init__(self) -> None:
@@ -93,19 +94,19 @@ def test_backward_works_in_place_where_it_does_so_without_a_recorder(name: str) 
 
 
 def test_a_tensor_made_of_a_list_is_an_allocation() -> None:
-    with real_run.Counting() as recorder:
+    with Counting() as recorder:
         made = torch.tensor([1.0, 2.0, 3.0])
     assert recorder.sizes == [made.untyped_storage().nbytes()]
 
 
 def test_an_empty_tensor_is_no_allocation() -> None:
-    with real_run.Counting() as recorder:
+    with Counting() as recorder:
         torch.empty(0, 5, device="meta")
     assert recorder.sizes == []
 
 
 def test_a_tensor_that_is_resized_moves_to_a_new_block() -> None:
-    with real_run.Counting() as recorder:
+    with Counting() as recorder:
         out = torch.empty(2, device="meta")
         out.resize_(9)
     assert recorder.sizes == [8, 36]

@@ -20,12 +20,15 @@ examples:
   oomph predict train.py:workload --gpu v100-16gb
   oomph predict train.py:workload --gpu rtx4090 --micro-batch 4 --precision bf16
   oomph predict train.py:workload --gpu-memory 12GiB --checkpointing blocks
+  oomph predict train.py:workload --gpu rtx4090 --micro-batch 8 --precision bf16 \\
+    --measured-step 0.45s --measured-with micro-batch=4,precision=fp32
 
 train.py has, under that name, an oomph.Workload or a function that returns one.
 
 exit codes: 0 it fits; 1 it does not; 2 a wrong flag, or an error in your code;
 3 uncertain; 4 a file that cannot be read."""
 
+_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "pure-bf16")
 _EXITS = {"yes": EXIT_YES, "no": EXIT_NO, "uncertain": EXIT_UNCERTAIN}
 
 
@@ -44,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--precision",
-        choices=("fp32", "tf32", "fp16", "bf16", "pure-bf16"),
+        choices=_PRECISIONS,
         default="fp32",
         help="fp16 and bf16 are autocast; pure-bf16 has the weights in it too (default: fp32)",
     )
@@ -53,6 +56,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         default="none",
         help="none (default), blocks (all are recomputed), every-2 (every second one)",
+    )
+    parser.add_argument(
+        "--measured-step",
+        type=_seconds,
+        metavar="TIME",
+        help="what one whole optimizer step took on that GPU, as in 0.45s or 450ms: the time is"
+        " scaled to it",
+    )
+    parser.add_argument(
+        "--measured-with",
+        type=_settings,
+        metavar="HOW",
+        default={},
+        help="how it was measured, as in micro-batch=4,precision=fp32,checkpointing=none (default:"
+        " as asked for here; what is left out is so, too)",
     )
 
 
@@ -66,6 +84,8 @@ def run(options: argparse.Namespace) -> int:
         micro_batch=options.micro_batch,
         precision=options.precision,
         checkpointing=options.checkpointing,
+        measured_step_s=options.measured_step,
+        **options.measured_with,
         say=_say,
     )
     if options.json:
@@ -88,6 +108,35 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text[:9]) > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of examples")
     return int(text[:9])
+
+
+def _seconds(text: str) -> float:
+    """0.45, 0.45s and 450ms are the same."""
+    written = text.strip().lower()
+    scale = 0.001 if written.endswith("ms") else 1.0
+    try:
+        return float(written.removesuffix("ms").removesuffix("s")) * scale
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a time, as in 0.45s") from None
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """micro-batch=4,precision=fp32 as the arguments of `predict`."""
+    import re
+
+    found: dict[str, Any] = {}
+    parts = re.split(r",(?=[^,]*=)", text.strip(" ,"))  # not the commas of checkpointing=blocks:0,3
+    for part in filter(None, (part.strip() for part in parts)):
+        name, _, value = (word.strip() for word in part.partition("="))
+        argument = f"measured_{name.replace('-', '_')}"
+        if name not in ("micro-batch", "precision", "checkpointing") or argument in found:
+            raise argparse.ArgumentTypeError(
+                f"{part!r:.80} is none of micro-batch=N, precision=NAME and checkpointing=HOW"
+            )
+        if name == "precision" and value not in _PRECISIONS:
+            raise argparse.ArgumentTypeError(f"{value!r:.80} is none of {', '.join(_PRECISIONS)}")
+        found[argument] = _positive(value) if name == "micro-batch" else value
+    return found
 
 
 def _complete_gpu(**_: Any) -> list[str]:

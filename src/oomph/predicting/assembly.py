@@ -17,7 +17,7 @@ from oomph.predicting.overhead import Interval
 from oomph.predicting.replay import Replayed, replay
 from oomph.predicting.speed import StepTime
 from oomph.predicting.timeline import by_category, by_module, find_peak, moment_of
-from oomph.records.prediction import Prediction, Unknown, Verdict
+from oomph.records.prediction import Prediction, StepFrom, Unknown, Verdict
 from oomph.records.trace import Op, Trace
 from oomph.records.workload import Variant
 from oomph.units import MIB
@@ -48,6 +48,7 @@ def assemble(
     *,
     settings: AllocatorSettings | None = None,
     time: StepTime | None = None,
+    step_from: StepFrom = "datasheet",
     notes: Sequence[str] = (),
 ) -> Prediction:
     """The prediction for one trace on one card."""
@@ -62,6 +63,8 @@ def assemble(
     reordered = _lower_with_convolutions(trace.ops, reserved)
     unseen = int(_UNSEEN_RATIO * reserved) + _UNSEEN_BYTES
     verdict = _verdict(trace, settings, card, workspace + unseen)
+    if trace.doubt and verdict == "yes":
+        verdict = "uncertain"
     samples = variant.micro_batch * variant.accumulation
     return Prediction(
         gpu=card.name,
@@ -78,9 +81,13 @@ def assemble(
         by_module=by_module(peak.holders),
         peak_at=moment_of(trace, peak.at_event),
         step_s=None if time is None else time.step_s,
+        step_low_s=None if time is None else time.low_s,
+        step_high_s=None if time is None else time.high_s,
+        step_from=None if time is None else step_from,
         samples_per_s=None if time is None else samples / time.step_s,
         unknowns=_unknowns(card, unseen, workspace, reordered),
         notes=(*trace.notes, *notes),
+        doubt=trace.doubt,
     )
 
 
@@ -137,20 +144,23 @@ def _unknowns(
             high_bytes=unseen_bytes,
             settled_by="torch.cuda.max_memory_reserved() after two steps on the card",
         ),
-        Unknown(
-            what=f"the CUDA context ({context.because})",
-            low_bytes=context.low_bytes,
-            high_bytes=context.high_bytes,
-            settled_by="one nvidia-smi reading after torch.ones(1, device='cuda')",
-        ),
     ]
+    if context.low_bytes != context.high_bytes:
+        found.append(
+            Unknown(
+                what=f"the CUDA context ({context.because})",
+                low_bytes=context.low_bytes,
+                high_bytes=context.high_bytes,
+                settled_by="oomph calibrate, once, on a machine with this GPU",
+            )
+        )
     if usable.low_bytes != usable.high_bytes:
         found.append(
             Unknown(
                 what=f"what the driver leaves of the card's memory ({usable.because})",
                 low_bytes=usable.low_bytes,
                 high_bytes=usable.high_bytes,
-                settled_by="torch.cuda.get_device_properties(0).total_memory",
+                settled_by="oomph calibrate, once, on a machine with this GPU",
             )
         )
     if workspace_bytes:

@@ -89,7 +89,7 @@ def context(
 ) -> Interval:
     """What the CUDA context of one process takes. A machine's own reading wins, and is exact."""
     if measured_bytes is not None:
-        return _exactly(measured_bytes, "measured on this machine")
+        return exactly(measured_bytes, "measured on this machine")
     is_lazy, why = _loads_lazily(_version(torch_version), _cuda(torch_version, cuda_version))
     lazy = _lazy_context(model, why)
     if is_lazy:
@@ -240,9 +240,9 @@ def _cuda(torch_version: str | None, cuda_version: str | None) -> Version | None
 def nccl(num_groups: int = 1, *, measured_bytes: int | None = None) -> Interval:
     """What NCCL takes on each GPU for its process groups, beside torch's allocator."""
     if measured_bytes is not None:
-        return _exactly(measured_bytes, "measured on this machine")
+        return exactly(measured_bytes, "measured on this machine")
     if num_groups < 1:
-        return _exactly(0, "no process group")
+        return exactly(0, "no process group")
     taken = [reading["mib"] * num_groups for reading in _file()["nccl"]]
     groups = "a process group" if num_groups == 1 else f"{num_groups} process groups"
     because = f"{len(taken)} published readings, for {groups}; grows with channels and neighbours"
@@ -312,7 +312,8 @@ def _file() -> dict[str, Any]:
     return content
 
 
-def _exactly(size_bytes: int, because: str) -> Interval:
+def exactly(size_bytes: int, because: str) -> Interval:
+    """An interval that is a figure: somebody knows."""
     return Interval(
         low_bytes=size_bytes, likely_bytes=size_bytes, high_bytes=size_bytes, because=because
     )

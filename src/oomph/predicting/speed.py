@@ -166,6 +166,39 @@ def anchored(predicted: StepTime, reference: StepTime, measured_s: float) -> Ste
     )
 
 
+def with_measured_rates(
+    model: GpuModel, matmul_flops: Mapping[str, float], bandwidth_bytes_per_s: float | None
+) -> GpuModel:
+    """The GPU with a datasheet that the best rates which were measured on it would be the best of.
+
+    A measured rate is what a large matmul or a copy reaches; the paces above are ratios of a
+    datasheet, so it is put in as the sheet that gives this rate back.
+    """
+    changes: dict[str, float | int | None] = {}
+    bfloat16, float16 = matmul_flops.get("bfloat16"), matmul_flops.get("float16")
+    best_of_sheet = _best_of_sheet(model)
+    if bfloat16 and model.bf16_flops:
+        changes["matmul_bf16_flops"] = bfloat16
+        best_of_sheet = bfloat16 / model.bf16_flops
+    if float16:
+        changes["fp16_flops"] = float16 / best_of_sheet
+    if matmul_flops.get("float32"):
+        changes["fp32_flops"] = matmul_flops["float32"] / _BEST_OF_VECTOR_SHEET
+    if bandwidth_bytes_per_s:
+        changes["memory_bandwidth_bytes_per_s"] = round(bandwidth_bytes_per_s / _BEST.bandwidth)
+    return replace(model, **changes)  # type: ignore[arg-type] # the fields have several types
+
+
+def best_rates(model: GpuModel) -> tuple[dict[str, float | None], float | None]:
+    """The best matmul by dtype and the best copying that are taken for a GPU, per second."""
+    rates = Rates(model, "fp32")
+    bandwidth = model.memory_bandwidth_bytes_per_s
+    return (
+        {dtype: rates.of(dtype, "matmul") for dtype in ("bfloat16", "float16", "float32")},
+        bandwidth * _BEST.bandwidth if bandwidth else None,
+    )
+
+
 # ---- the two clocks --------------------------------------------------------------------------
 
 
@@ -286,6 +319,13 @@ def _kind_of(name: str) -> _Kind:
 # ---- rates -----------------------------------------------------------------------------------
 
 
+def _best_of_sheet(model: GpuModel) -> float:
+    """How much of the datasheet the best matmul reaches, on this GPU or on others."""
+    if model.matmul_bf16_flops and model.bf16_flops:
+        return model.matmul_bf16_flops / model.bf16_flops
+    return _BEST_OF_SHEET
+
+
 class Rates:
     """Operations per second of a GPU: the best measured ones, of attention those of the sheet."""
 
@@ -294,9 +334,7 @@ class Rates:
         self._matmul_precision = matmul_precision
         capability = model.compute_capability
         self._has_tensor_floats = capability is not None and capability >= _TENSOR_FLOAT_SINCE
-        self._best_of_sheet = _BEST_OF_SHEET
-        if model.matmul_bf16_flops and model.bf16_flops:
-            self._best_of_sheet = model.matmul_bf16_flops / model.bf16_flops
+        self._best_of_sheet = _best_of_sheet(model)
 
     def of(self, dtype: str, kind: _Kind) -> float | None:
         sheet = self._tensor_sheet(dtype, kind)

@@ -10,6 +10,8 @@ from oomph.records.trace import Category, Phase
 from oomph.records.workload import Variant
 
 Verdict = Literal["yes", "no", "uncertain"]
+# What the time rests on, the best last.
+StepFrom = Literal["datasheet", "calibration", "measured step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,10 @@ class Prediction:
     by_module: Mapping[str, int]  # the largest first
     peak_at: Moment
     step_s: float | None  # of one optimizer step, accumulation included
+    step_low_s: float | None  # with every constant of the estimate at its best
+    step_high_s: float | None  # and at its worst
+    step_from: StepFrom | None
     samples_per_s: float | None
     unknowns: tuple[Unknown, ...]
     notes: tuple[str, ...]  # what was assumed
+    doubt: str | None = None  # why the rehearsal itself may be wrong on this torch

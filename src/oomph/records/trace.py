@@ -49,3 +49,4 @@ class Trace:
     torch_version: str
     compute_capability: tuple[int, int]
     notes: tuple[str, ...] = ()  # what was assumed where a value does not exist
+    doubt: str | None = None  # what the self-test of rehearsals found wrong on this torch

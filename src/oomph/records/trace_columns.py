@@ -32,6 +32,7 @@ def to_columns(trace: Trace) -> dict[str, Any]:
         "torch_version": trace.torch_version,
         "compute_capability": list(trace.compute_capability),
         "notes": list(trace.notes),
+        "doubt": trace.doubt,
         "names": list(names),
     }
 
@@ -61,6 +62,7 @@ def from_columns(columns: dict[str, Any]) -> Trace:
         torch_version=columns["torch_version"],
         compute_capability=(columns["compute_capability"][0], columns["compute_capability"][1]),
         notes=tuple(columns["notes"]),
+        doubt=columns["doubt"],
     )
 
 

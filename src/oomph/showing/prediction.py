@@ -18,22 +18,25 @@ _BLOCKS = "█▓▒▞▚▤▥▦▧"  # told apart without colours, too
 _ASCII = "#%@*+=oxc"
 _BAR_WIDTH = 60
 _MOST_MODULES = 5
+_WORTH = {
+    "datasheet": "an estimate from the datasheet: trust the order of plans, not the figure",
+    "calibration": "an estimate from rates measured here: trust the order of plans, not the figure",
+    "measured step": "held to the step that was measured",
+}
 
 
 def print_prediction(prediction: Prediction) -> None:
     """The whole prediction on the terminal."""
     console = new_console()
     print_prose(console, _verdict(prediction), _STYLES[prediction.fits])
+    if prediction.doubt:
+        print_prose(console, f"do not trust this: {prediction.doubt}", "bold red")
     print_prose(console, _figures(prediction))
     _print_parts(console, prediction)
     print_prose(console, _moment(prediction))
     _print_modules(console, prediction)
-    if prediction.step_s is not None and prediction.samples_per_s is not None:
-        print_prose(
-            console,
-            f"time: about {prediction.step_s:.3g} s a step, {prediction.samples_per_s:.3g} samples"
-            " a second (an estimate from the datasheet: trust the order of plans, not the figure)",
-        )
+    if prediction.step_s is not None:
+        print_prose(console, _time(prediction))
     for unknown in prediction.unknowns:
         print_prose(
             console,
@@ -97,6 +100,15 @@ def _print_parts(console: Console, prediction: Prediction) -> None:
     for i, (part, size_bytes) in enumerate(parts.items()):
         mark = (f"  {glyphs[i % len(glyphs)]} ", _COLOURS[i % len(_COLOURS)])
         print_line(console, text_of([mark, (f"{part:<18} {format_bytes(size_bytes):>9}", "")]))
+
+
+def _time(prediction: Prediction) -> str:
+    low, high = prediction.step_low_s, prediction.step_high_s
+    bounds = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
+    rate = prediction.samples_per_s
+    samples = "" if rate is None else f", {rate:.3g} samples a second"
+    worth = _WORTH[prediction.step_from or "datasheet"]
+    return f"time: about {prediction.step_s:.3g} s a step{bounds}{samples}; {worth}"
 
 
 def _moment(prediction: Prediction) -> str:

@@ -11,7 +11,6 @@ import contextlib
 import gzip
 import hashlib
 import json
-import os
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -21,21 +20,18 @@ from typing import Any
 
 from oomph.records.trace_columns import from_columns, to_columns
 from oomph.records.workload import How, Variant
+from oomph.tracing.cache import cache_directory as cache_directory
+from oomph.tracing.cache import hashes, hashes_of_the_tracer, write
 from oomph.tracing.traces import Traced, Wish, variant_for_batch
 
 _MOST_ENTRIES = 200
-
-
-def cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "oomph" / "traces"
 
 
 def find(place: tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> Traced | None:
     """The traces of an earlier rehearsal that are still true."""
     try:
         entry = json.loads(gzip.decompress(_path(place, wish, capability).read_bytes()))
-        if _hashes(entry["files"]) != entry["hashes"]:
+        if hashes(entry["files"]) != entry["hashes"]:
             return None
         variant = variant_for_batch(entry["batch_size"], wish)
         columns = entry["traces"].get(_shape_of(variant))
@@ -58,20 +54,14 @@ def keep(place: tuple[Path, str], wish: Wish, capability: tuple[int, int], trace
     files = sorted({str(place[0].resolve()), *traced.files})
     entry = _earlier(path, files) or {
         "files": files,
-        "hashes": _hashes(files),
+        "hashes": hashes(files),
         "batch_size": traced.batch_size,
         "traces": {},
     }
     entry["traces"][_shape_of(traced.variant)] = [to_columns(trace) for trace in traced.traces]
-    scratch = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_bytes(gzip.compress(json.dumps(entry).encode(), compresslevel=1))
-        scratch.replace(path)
-        _drop_oldest(path.parent)
-    except OSError:
+    if write(path, gzip.compress(json.dumps(entry).encode(), compresslevel=1)):
         with contextlib.suppress(OSError):
-            scratch.unlink()
+            _drop_oldest(path.parent)
 
 
 def _earlier(path: Path, files: Sequence[str]) -> dict[str, Any] | None:
@@ -80,7 +70,7 @@ def _earlier(path: Path, files: Sequence[str]) -> dict[str, Any] | None:
         entry: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
     except (OSError, EOFError, ValueError):
         return None
-    is_same = entry.get("files") == list(files) and entry.get("hashes") == _hashes(files)
+    is_same = entry.get("files") == list(files) and entry.get("hashes") == hashes(files)
     return entry if is_same and isinstance(entry.get("traces"), dict) else None
 
 
@@ -92,7 +82,7 @@ def _shape_of(variant: Variant) -> str:
 
 def _path(place: tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> Path:
     decided_by = (
-        _hashes(_own_files()),
+        hashes_of_the_tracer(),
         sys.version,
         _installed(),
         str(place[0].resolve()),
@@ -104,22 +94,10 @@ def _path(place: tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> P
     return cache_directory() / f"{digest[:32]}.json.gz"
 
 
-def _own_files() -> list[str]:
-    """What decides a trace of ours: the tracer, and what puts the tricks on."""
-    rooms = Path(__file__).parents[1]
-    return sorted(
-        str(path) for room in ("tracing", "training") for path in (rooms / room).rglob("*.py")
-    )
-
-
 def _installed() -> list[str]:
     """Name and version of everything installed, as pip names its directories."""
     packages = Path(sysconfig.get_paths()["purelib"])
     return sorted(path.name for path in packages.glob("*.dist-info"))
-
-
-def _hashes(files: Sequence[str]) -> list[str]:
-    return [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
 
 
 def _drop_oldest(directory: Path) -> None:

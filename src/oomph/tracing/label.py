@@ -44,7 +44,7 @@ def labelled(
         phase_starts=phase_starts,
         ops=recorder.ops,
         micro_batch=variant.micro_batch,
-        torch_version=torch.__version__,
+        torch_version=str(torch.__version__),  # a plain text: its class would bring torch along
         compute_capability=recorder.capability,
         notes=tuple(sorted(recorder.notes)),
     )

@@ -32,8 +32,9 @@ class Rehearser:
         files: tuple[str, ...],
         capability: tuple[int, int],
         apply: Apply,
+        doubt: str | None,
     ) -> None:
-        self.workload, self.files = workload, files
+        self.workload, self.files, self._doubt = workload, files, doubt
         self._capability, self._apply = capability, apply
 
     def look(self, inspect: Callable[[Any, Any], Possible]) -> Possible:
@@ -50,9 +51,9 @@ class Rehearser:
         from oomph.tracing.rehearse import rehearse
 
         steps = min(variant.accumulation, MOST_MICRO_STEPS)
-        return rehearse(
-            self.workload, replace(variant, accumulation=steps), self._capability, self._apply
-        )
+        wanted = replace(variant, accumulation=steps)
+        trace = rehearse(self.workload, wanted, self._capability, self._apply)
+        return replace(trace, doubt=self._doubt)
 
 
 def with_rehearser(
@@ -66,9 +67,9 @@ def with_rehearser(
     def work() -> T:
         before = set(sys.modules)
         made = workload if isinstance(workload, Workload) else loaded(*workload)
-        from oomph.tracing.rehearse import prepare
+        from oomph.tracing.self_test import prepare_and_test
 
-        prepare(capability)
-        return ask(Rehearser(made, users_files(before), capability, apply))
+        doubt = prepare_and_test(capability, apply)
+        return ask(Rehearser(made, users_files(before), capability, apply, doubt))
 
     return in_a_child(work)

@@ -89,20 +89,19 @@ def _traced(
 ) -> Traced:
     before = set(sys.modules)
     made = workload if isinstance(workload, Workload) else loaded(*workload)
-    from oomph.tracing.rehearse import prepare, rehearse
+    from oomph.tracing.rehearse import rehearse
+    from oomph.tracing.self_test import prepare_and_test
 
     variant = variant_for_batch(made.batch_size, wish)
-    prepare(capability)
+    doubt = prepare_and_test(capability, apply)
     is_line = variant.micro_batch >= _AFFINE_FROM and not exactly
     sizes = (_AFFINE_FROM, _AFFINE_FROM + 1) if is_line else (variant.micro_batch,)
     steps = min(variant.accumulation, MOST_MICRO_STEPS)
+    variants = [replace(variant, micro_batch=size, accumulation=steps) for size in sizes]
     return Traced(
         variant=variant,
         traces=tuple(
-            rehearse(
-                made, replace(variant, micro_batch=size, accumulation=steps), capability, apply
-            )
-            for size in sizes
+            replace(rehearse(made, each, capability, apply), doubt=doubt) for each in variants
         ),
         files=users_files(before),
         batch_size=made.batch_size,

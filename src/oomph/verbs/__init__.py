@@ -3,6 +3,7 @@
 Everything heavy is imported inside the function that needs it.
 """
 
+from oomph.verbs.measurements import calibrate, calibrations, forget_calibrations
 from oomph.verbs.predictions import predict
 from oomph.verbs.readings import (
     catalog,
@@ -15,9 +16,12 @@ from oomph.verbs.readings import (
 )
 
 __all__ = [
+    "calibrate",
+    "calibrations",
     "catalog",
     "catalog_sources",
     "find_gpu",
+    "forget_calibrations",
     "free_gpus",
     "gpu_utilisation",
     "gpus",

@@ -105,7 +105,8 @@ class _Search:
         self.rehearser = rehearser
         self.say("looking at the model")
         self.rehearsed = first_look(rehearser)
-        self.card = self.target.card(self.rehearsed.torch_version, self.asked.target_ratio)
+        self.ready = self.target.with_torch(self.rehearsed.torch_version)
+        self.card = self.ready.filled_to(self.asked.target_ratio)
         self.as_is = self._predicted(self._as_given())[0]
         smallest = 1 if self.asked.prefer == "memory" else 2
         choices, found = self._found(least_micro_batch=smallest)
@@ -132,7 +133,7 @@ class _Search:
         self.ways = Ways(
             families=self.rehearsed.families,
             steps=self.rehearsed.steps,
-            model=self.target.rated,
+            model=self.ready.rated,
             known_replays=self.rehearsed.replays,
         )
         known = Known(
@@ -178,7 +179,7 @@ class _Search:
 
         trace = self.rehearser.trace(variant)
         settings = AllocatorSettings(expandable_segments=variant.expandable_segments)
-        time = step_time(trace, variant, self.target.model)
+        time = step_time(trace, variant, self.ready.model)
         return assemble(trace, variant, self.card, settings=settings, time=time), trace
 
     # ---- answering -------------------------------------------------------------------------------

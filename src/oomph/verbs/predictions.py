@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from oomph.predicting.assembly import Card
     from oomph.predicting.speed import StepTime
     from oomph.records.catalog import GpuModel
-    from oomph.records.prediction import Prediction
+    from oomph.records.prediction import Prediction, StepFrom
     from oomph.records.trace import Trace
     from oomph.records.workload import Precision, Variant, Workload
     from oomph.tracing.traces import Traced, Wish
+    from oomph.verbs.targets import Ready
 
 
 def predict(
@@ -25,6 +25,10 @@ def predict(
     micro_batch: int | None = None,
     precision: Precision = "fp32",
     checkpointing: str = "none",
+    measured_step_s: float | None = None,
+    measured_micro_batch: int | None = None,
+    measured_precision: Precision | None = None,
+    measured_checkpointing: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Prediction:
     """What a training step will take on a GPU that need not be here.
@@ -34,33 +38,68 @@ def predict(
     fourth) or "selective" (what is cheap to recompute).
     Nothing is trained and no memory of the model's size is used; the rehearsal runs in a child
     process. `say` is told when something takes seconds.
+
+    `measured_step_s` is what one whole optimizer step took on that GPU, at the `measured_`
+    micro-batch, precision and checkpointing; what is not given is as asked for. The time of the
+    prediction is then scaled to it.
     """
     from oomph.predicting import assembly
     from oomph.records.checkpointing import check_checkpointing
     from oomph.tracing import traces
-    from oomph.training import apply
+    from oomph.verbs.targets import find_target
 
-    model, memory_bytes, assumed = find_model(gpu, gpu_memory)
-    capability = traces.kind_of(model.compute_capability or (8, 0))
+    target = find_target(gpu, gpu_memory)
+    capability = traces.kind_of(target.capability)
     place = find_place(workload)
     wish = traces.Wish(
         micro_batch=micro_batch,
         precision=precision,
         checkpointing=check_checkpointing(checkpointing),
     )
-    traced = _traced(place, wish, capability, say or (lambda _: None))
-    notes = [assumed] if assumed and memory_bytes is None else []
+    like = traces.Wish(
+        micro_batch=measured_micro_batch or micro_batch,
+        precision=measured_precision or precision,
+        checkpointing=check_checkpointing(measured_checkpointing or checkpointing),
+    )
+    described = (measured_micro_batch, measured_precision, measured_checkpointing)
+    _check_measured_step(measured_step_s, described, is_named=gpu is not None)
+    notes: list[str] = []
+    trace, variant = _trace_for(place, wish, capability, say or _say_nothing, notes)
+    ready = target.with_torch(trace.torch_version)
+    time = step_time(trace, variant, ready.model)
+    if measured_step_s is not None:
+        reference = _trace_for(place, like, capability, say or _say_nothing, [])
+        time = _anchored(time, step_time(*reference, ready.model), measured_step_s)
+    return assembly.assemble(
+        trace,
+        variant,
+        ready.card,
+        time=time,
+        step_from=_step_from(ready, measured_step_s),
+        notes=[*notes, *ready.notes],
+    )
+
+
+def _trace_for(
+    place: Workload | tuple[Path, str],
+    wish: Wish,
+    capability: tuple[int, int],
+    say: Callable[[str], None],
+    notes: list[str],
+) -> tuple[Trace, Variant]:
+    """The trace at the very micro-batch that is wished for; what is to be said is added."""
+    from oomph.tracing import traces
+    from oomph.training import apply
+
+    traced = _traced(place, wish, capability, say)
     chosen = _at_micro_batch(traced)
     if chosen is None:
         notes.append("the micro-batch changes the order of allocations: traced at this very size")
         chosen = traces.trace_exactly(place, wish, capability, apply).traces[0]
-    return assembly.assemble(
-        chosen,
-        traced.variant,
-        card_of(model, gpu or f"a GPU of {gpu_memory}", memory_bytes, chosen.torch_version),
-        time=step_time(chosen, traced.variant, model),
-        notes=notes,
-    )
+    return chosen, traced.variant
+
+
+def _say_nothing(_: str) -> None: ...
 
 
 def _traced(
@@ -101,57 +140,6 @@ def _at_micro_batch(traced: Traced) -> Trace | None:
         return None
 
 
-def find_model(
-    name: str | None, memory: int | str | None
-) -> tuple[GpuModel, int | None, str | None]:
-    """The GPU to predict for, its memory where that is given apart, and what its name left open."""
-    from oomph.errors import UsageError
-    from oomph.units import parse_bytes
-    from oomph.verbs.readings import find_gpu
-
-    if name is None and memory is None:
-        raise UsageError("no GPU is named", attempt="--gpu v100-16gb, or --gpu-memory 12GiB")
-    memory_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
-    if name is None:
-        return _unnamed_gpu(), memory_bytes, None
-    found = find_gpu(name)
-    return found.model, memory_bytes, found.assumed
-
-
-def card_of(model: GpuModel, name: str, memory_bytes: int | None, torch_version: str) -> Card:
-    from oomph.predicting.assembly import Card
-    from oomph.predicting.overhead import Interval, context, usable_bytes
-
-    usable = usable_bytes(model)
-    if memory_bytes is not None:
-        usable = Interval(memory_bytes, memory_bytes, memory_bytes, "as given")
-    return Card(name=name, usable=usable, context=context(model, torch_version))
-
-
-def _unnamed_gpu() -> GpuModel:
-    """A GPU of which only the memory is known."""
-    from oomph.records.catalog import GpuModel
-
-    return GpuModel(
-        name="unnamed",
-        title="an unnamed GPU",
-        architecture="unknown",
-        memory_bytes=0,
-        measured_bytes=None,
-        memory_bandwidth_bytes_per_s=None,
-        fp32_flops=None,
-        tf32_flops=None,
-        fp16_flops=None,
-        bf16_flops=None,
-        matmul_bf16_flops=None,
-        num_sms=None,
-        compute_capability=None,
-        nvlink_bytes_per_s=None,
-        pcie=None,
-        sources={},
-    )
-
-
 def step_time(trace: Trace, variant: Variant, model: GpuModel) -> StepTime | None:
     from oomph.predicting import speed
 
@@ -159,3 +147,54 @@ def step_time(trace: Trace, variant: Variant, model: GpuModel) -> StepTime | Non
     if variant.precision == "tf32":
         return speed.estimate(ops, model, matmul_precision="tf32")
     return speed.estimate(ops, model)
+
+
+def _check_measured_step(
+    step_s: float | None, described: tuple[object, ...], *, is_named: bool
+) -> None:
+    """Before anything is rehearsed, which takes seconds."""
+    import math
+
+    from oomph.errors import UsageError
+
+    if step_s is None:
+        if any(each is not None for each in described):
+            raise UsageError(
+                "it is said how a step was measured, and not what it took",
+                attempt="--measured-step 0.45, in seconds",
+            )
+        return
+    micro_batch = described[0]
+    if isinstance(micro_batch, int) and micro_batch < 1:
+        raise UsageError(
+            f"a step cannot have been measured at a micro-batch of {micro_batch}",
+            attempt="the number of examples at a time, as in 4",
+        )
+    if not (math.isfinite(step_s) and step_s > 0):
+        raise UsageError(
+            f"a measured step of {step_s} s makes no sense",
+            because="it is the time of one whole optimizer step, in seconds",
+            attempt="the mean of some steps after the first, as in 0.45",
+        )
+    if not is_named:
+        raise UsageError(
+            "a measured step is of no use without the GPU's name",
+            because="other settings are scaled by the rates of the GPU that it was measured on",
+            attempt="--gpu, with a GPU of oomph gpus --catalog",
+        )
+
+
+def _anchored(
+    time: StepTime | None, reference: StepTime | None, measured_s: float
+) -> StepTime | None:
+    from oomph.predicting import speed
+
+    return (
+        None if time is None or reference is None else speed.anchored(time, reference, measured_s)
+    )
+
+
+def _step_from(ready: Ready, measured_step_s: float | None) -> StepFrom:
+    if measured_step_s is not None:
+        return "measured step"
+    return "calibration" if ready.has_measured_rates else "datasheet"

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from oomph.predicting.assembly import Card
     from oomph.predicting.overhead import Interval
+    from oomph.records.calibration import Calibration
     from oomph.records.catalog import GpuModel
 
-# Of a GPU of which only the memory is known, ways to train are compared at the rates of this one.
+# Ways to train on a GPU of which only the memory is known are compared at the rates of this one.
 _REFERENCE = "a100-40gb"
 
 
@@ -27,21 +28,55 @@ class Target:
     def capability(self) -> tuple[int, int]:
         return self.model.compute_capability or (8, 0)
 
+    def with_torch(self, torch_version: str) -> Ready:
+        """The same with what was measured here of it, where something was."""
+        from oomph.verbs.measurements import calibration_of, with_rates
+
+        measured, told = calibration_of(self.model, torch_version)
+        return Ready(
+            model=with_rates(self.model, measured),
+            card=self._card(torch_version, measured),
+            notes=(*([self.assumed] if self.assumed and self.memory_bytes is None else ()), *told),
+            has_measured_rates=bool(measured and measured.matmul_flops),
+        )
+
+    def _card(self, torch_version: str, measured: Calibration | None) -> Card:
+        from oomph.predicting.assembly import Card
+        from oomph.predicting.overhead import context, exactly, usable_bytes
+
+        usable = usable_bytes(self.model)
+        if measured is not None:
+            usable = exactly(measured.total_bytes, "measured on this machine")
+        if self.memory_bytes is not None:
+            usable = exactly(self.memory_bytes, "as given")
+        taken_bytes = measured.context_with_libraries_bytes if measured else None
+        return Card(
+            name=self.name,
+            usable=usable,
+            context=context(self.model, torch_version, measured_bytes=taken_bytes),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """All that is known of a GPU for one version of torch."""
+
+    model: GpuModel
+    card: Card
+    notes: tuple[str, ...]
+    has_measured_rates: bool
+
     @property
     def rated(self) -> GpuModel:
         """The model, with rates to compare by where its own are not known."""
         from oomph.verbs.readings import find_gpu
 
-        if self.model.memory_bandwidth_bytes_per_s and self.model.fp32_flops:
-            return self.model
-        return find_gpu(_REFERENCE).model
+        is_rated = self.model.memory_bandwidth_bytes_per_s and self.model.fp32_flops
+        return self.model if is_rated else find_gpu(_REFERENCE).model
 
-    def card(self, torch_version: str, target_ratio: float = 1.0) -> Card:
-        """What CUDA can have of it, and what CUDA takes first."""
-        from oomph.verbs.predictions import card_of
-
-        card = card_of(self.model, self.name, self.memory_bytes, torch_version)
-        return replace(card, usable=_share(card.usable, target_ratio))
+    def filled_to(self, ratio: float) -> Card:
+        """The card of which only a share may be used."""
+        return replace(self.card, usable=_share(self.card.usable, ratio))
 
 
 def _share(usable: Interval, ratio: float) -> Interval:
@@ -61,12 +96,41 @@ def _share(usable: Interval, ratio: float) -> Interval:
 
 def find_target(gpu: str | None, gpu_memory: int | str | None) -> Target:
     """The GPU that was asked for. Raises UsageError."""
-    from oomph.verbs.predictions import find_model
+    from oomph.errors import UsageError
+    from oomph.units import parse_bytes
+    from oomph.verbs.readings import find_gpu
 
-    model, memory_bytes, assumed = find_model(gpu, gpu_memory)
+    if gpu is None and gpu_memory is None:
+        raise UsageError("no GPU is named", attempt="--gpu v100-16gb, or --gpu-memory 12GiB")
+    memory_bytes = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
+    found = None if gpu is None else find_gpu(gpu)
     return Target(
         name=gpu or f"a GPU of {gpu_memory}",
-        model=model,
+        model=_unnamed_gpu() if found is None else found.model,
         memory_bytes=memory_bytes,
-        assumed=assumed,
+        assumed=None if found is None else found.assumed,
+    )
+
+
+def _unnamed_gpu() -> GpuModel:
+    """A GPU of which only the memory is known."""
+    from oomph.records.catalog import GpuModel
+
+    return GpuModel(
+        name="unnamed",
+        title="an unnamed GPU",
+        architecture="unknown",
+        memory_bytes=0,
+        measured_bytes=None,
+        memory_bandwidth_bytes_per_s=None,
+        fp32_flops=None,
+        tf32_flops=None,
+        fp16_flops=None,
+        bf16_flops=None,
+        matmul_bf16_flops=None,
+        num_sms=None,
+        compute_capability=None,
+        nvlink_bytes_per_s=None,
+        pcie=None,
+        sources={},
     )
