@@ -129,6 +129,7 @@ def test_a_workload_that_is_wrong_is_one_clear_error(
         (["{train}:workload", "--gpu", "b1000"], "no GPU 'b1000'"),
         (["{train}:workload", "--gpu", "t4", "--micro-batch", "7"], "7 does not divide"),
         (["{train}:workload", "--gpu", "t4", "--checkpointing", "some"], "no way of checkpointing"),
+        (["{train}:workload", "--gpu", "t4", "--optimizer", "lion"], "no optimizer"),
         (["{train}:workload", "--gpu-memory", "12 apples"], "is not a size"),
     ],
 )
@@ -139,6 +140,18 @@ def test_a_wrong_question_is_one_clear_error(
     told = capsys.readouterr()
     assert told.out == ""
     assert said in told.err
+
+
+def test_another_optimizer_is_named_and_has_its_state(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["predict", f"{train}:workload", "--gpu", "v100-16gb", "--optimizer", "sgd"]
+    assert main(asked) == 0
+    assert "optimizer sgd" in capsys.readouterr().out
+    assert main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["by_category"]["optimizer"] == 4 * NUM_PARAMETERS
+    assert told["variant"]["optimizer"] == "sgd"
 
 
 def test_two_traces_and_a_direct_one_agree(train: Path) -> None:

@@ -3,6 +3,7 @@
 python -m tracing.rehearsals small 0 2    every second model of the zoo, in every way
 python -m tracing.rehearsals batches      whether sizes are affine in the batch
 python -m tracing.rehearsals large        models of full size
+python -m tracing.rehearsals tricks 0 2   optimizers and recomputation, every second model
 """
 
 from __future__ import annotations
@@ -243,7 +244,14 @@ def large_workloads() -> Iterator[tuple[str, Workload, Variant]]:
 
 def main(what: str, *numbers: str) -> None:
     warnings.simplefilter("ignore")
-    sections: dict[str, Any] = {"small": small, "batches": batches, "large": large}
+    from tracing.tricks import tricks
+
+    sections: dict[str, Any] = {
+        "small": small,
+        "batches": batches,
+        "large": large,
+        "tricks": tricks,
+    }
     for found in sections[what](*map(int, numbers)):
         sys.stdout.write(json.dumps(found) + "\n")
 

@@ -58,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="none (default), blocks (all are recomputed), every-2 (every second one)",
     )
     parser.add_argument(
+        "--optimizer",
+        metavar="HOW",
+        default="as-is",
+        help="as-is (default), fused, foreach, for-loop, 8-bit; adafactor, sgd: others than yours",
+    )
+    parser.add_argument(
         "--measured-step",
         type=_seconds,
         metavar="TIME",
@@ -84,6 +90,7 @@ def run(options: argparse.Namespace) -> int:
         micro_batch=options.micro_batch,
         precision=options.precision,
         checkpointing=options.checkpointing,
+        optimizer=options.optimizer,
         measured_step_s=options.measured_step,
         **options.measured_with,
         say=_say,

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from oomph.errors import UsageError
+
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16"]
 Attention = Literal["as-is", "sdpa"]
 Loss = Literal["as-is", "chunked"]
@@ -14,6 +16,17 @@ Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
 
 # The user's own optimizer in another implementation, or another optimizer with its parameters.
 OPTIMIZERS = ("as-is", "fused", "foreach", "for-loop", "8-bit", "adafactor", "sgd")
+
+
+def check_optimizer(name: str) -> str:
+    """The name itself, if it is one of OPTIMIZERS. Raises UsageError."""
+    if name in OPTIMIZERS:
+        return name
+    raise UsageError(
+        f"{name!r:.40} is no optimizer that can be put on",
+        because=f"it is one of {', '.join(OPTIMIZERS)}",
+        attempt="as-is",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,8 @@ def _verdict(prediction: Prediction) -> str:
     how = f"micro-batch {variant.micro_batch} x {variant.accumulation}, {variant.precision}"
     if variant.checkpointing != "none":
         how += f", recomputed: {variant.checkpointing}"
+    if variant.optimizer != "as-is":
+        how += f", optimizer {variant.optimizer}"
     fits = {
         "yes": "fits",
         "no": "does not fit",

@@ -49,6 +49,10 @@ _DONE_IN_PLACE = (
     "_fused_adamw_",
     "_fused_sgd_",
     "_fused_adagrad_",
+    "_fused_adam_.tensor_lr",
+    "_fused_adamw_.tensor_lr",
+    "_fused_sgd_.tensor_lr",
+    "_fused_adagrad_.tensor_lr",
 )
 
 

@@ -243,6 +243,9 @@ def _patch_cuda(torch: Any) -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+    # bitsandbytes takes it when it is imported; torch's builds for the CPU do not have it.
+    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
+        torch._C._cuda_getCurrentRawStream = lambda _: 0
     for name in ("is_available", "device_count", "synchronize", "empty_cache", "current_stream"):
         if hasattr(torch.accelerator, name):
             setattr(torch.accelerator, name, answers[name])

@@ -39,18 +39,27 @@ def put_on_model(model: Any, how: How) -> Any:
         from oomph.training.checkpointing import checkpoint_blocks
 
         checkpoint_blocks(model, how.checkpointing)
+    if how.optimizer != "as-is":
+        from oomph.training.eight_bits import mark_embeddings
+        from oomph.training.optimizers import check_model
+
+        check_model(model, how.optimizer)
+        mark_embeddings(model)
     return model
 
 
 def put_on_optimizer(make: Callable[[Any], Any], parameters: Any, how: How) -> Any:
     """The optimizer that `how` asks for, made as the user makes theirs."""
+    optimizer = make(parameters)
     if how.optimizer != "as-is":
-        raise UsageError(f"the optimizer {how.optimizer!r:.40} cannot be put on yet")
+        from oomph.training.optimizers import changed
+
+        optimizer = changed(optimizer, how.optimizer)
     if how.optimizer_in_backward:
         from oomph.training.in_backward import step_in_backward
 
-        return step_in_backward(make(parameters))
-    return make(parameters)
+        return step_in_backward(optimizer)
+    return optimizer
 
 
 def around_forward(how: How) -> AbstractContextManager[Any]:

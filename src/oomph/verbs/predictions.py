@@ -25,6 +25,7 @@ def predict(
     micro_batch: int | None = None,
     precision: Precision = "fp32",
     checkpointing: str = "none",
+    optimizer: str = "as-is",
     measured_step_s: float | None = None,
     measured_micro_batch: int | None = None,
     measured_precision: Precision | None = None,
@@ -35,7 +36,8 @@ def predict(
 
     `workload` is a Workload, or the place of one: "train.py:workload". `checkpointing` is "none",
     "blocks" (every block is recomputed), "every-2" (every second), "blocks:0,3" (the first and the
-    fourth) or "selective" (what is cheap to recompute).
+    fourth) or "selective" (what is cheap to recompute). `optimizer` is "as-is", the user's own as
+    "fused", "foreach" or "for-loop", or with state in "8-bit", or another: "adafactor", "sgd".
     Nothing is trained and no memory of the model's size is used; the rehearsal runs in a child
     process. `say` is told when something takes seconds.
 
@@ -43,8 +45,11 @@ def predict(
     micro-batch, precision and checkpointing; what is not given is as asked for. The time of the
     prediction is then scaled to it.
     """
+    from dataclasses import replace
+
     from oomph.predicting import assembly
     from oomph.records.checkpointing import check_checkpointing
+    from oomph.records.workload import check_optimizer
     from oomph.tracing import traces
     from oomph.verbs.targets import find_target
 
@@ -55,8 +60,10 @@ def predict(
         micro_batch=micro_batch,
         precision=precision,
         checkpointing=check_checkpointing(checkpointing),
+        optimizer=check_optimizer(optimizer),
     )
-    like = traces.Wish(
+    like = replace(
+        wish,
         micro_batch=measured_micro_batch or micro_batch,
         precision=measured_precision or precision,
         checkpointing=check_checkpointing(measured_checkpointing or checkpointing),

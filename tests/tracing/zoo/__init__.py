@@ -46,7 +46,7 @@ def _torch_models() -> dict[str, Kind]:
         "mlp": Kind(Mlp, rows),
         "cnn": Kind(Cnn, images(3, 16, 16)),
         "resnet": Kind(ResNet, images(3, 32, 32), has_blocks=True),
-        "unet": Kind(UNet, images(3, 16, 16)),
+        "unet": Kind(UNet, images(3, 16, 16), has_blocks=True),
         "autoencoder": Kind(Autoencoder, images(3, 16, 16), lambda model, batch: model(**batch)),
         "convnext": Kind(ConvNext, images(3, 16, 16), has_blocks=True),
         "volumes": Kind(Volumes, images(1, 8, 8, 8)),

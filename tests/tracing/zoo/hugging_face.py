@@ -149,7 +149,7 @@ def more_transformers_models() -> Iterator[tuple[str, Kind]]:
     swin = t.SwinConfig(
         image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4
     )
-    yield "swin", Kind(lambda: t.SwinForImageClassification(swin), pictures(), _loss)
+    yield "swin", Kind(lambda: t.SwinForImageClassification(swin), pictures(), _loss, True)
     segformer = t.SegformerConfig(
         num_encoder_blocks=2,
         depths=[1, 1],
@@ -160,9 +160,10 @@ def more_transformers_models() -> Iterator[tuple[str, Kind]]:
         num_attention_heads=[1, 2],
         mlp_ratios=[2, 2],
     )
-    yield "segformer", Kind(lambda: t.SegformerForImageClassification(segformer), pictures(), _loss)
+    segments = t.SegformerForImageClassification
+    yield "segformer", Kind(lambda: segments(segformer), pictures(), _loss, True)
     resnet = t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
-    yield "hf resnet", Kind(lambda: t.ResNetForImageClassification(resnet), pictures(), _loss)
+    yield "hf resnet", Kind(lambda: t.ResNetForImageClassification(resnet), pictures(), _loss, True)
     vision = {
         "hidden_size": 16,
         "num_hidden_layers": 2,
@@ -174,7 +175,8 @@ def more_transformers_models() -> Iterator[tuple[str, Kind]]:
         vision_config={**vision, "image_size": 32, "patch_size": 16},
         projection_dim=8,
     )
-    yield "clip", Kind(lambda: t.CLIPModel(clip), pairs, lambda m, b: m(**b, return_loss=True).loss)
+    contrast: Callable[[Any, Any], Any] = lambda m, b: m(**b, return_loss=True).loss  # noqa: E731
+    yield "clip", Kind(lambda: t.CLIPModel(clip), pairs, contrast, True)
     mixtral = t.MixtralConfig(**_small(**few, num_local_experts=4, num_experts_per_tok=2))
     yield "mixtral", Kind(causal(mixtral), _text, _loss, True)
     mamba = t.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4)

@@ -1,0 +1,171 @@
+"""the ways to train that fit on a GPU, ranked, and what each costs"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
+
+TYPE_CHECKING = False  # see oomph/__init__.py
+if TYPE_CHECKING:
+    from typing import Any
+
+    from oomph.records.plan import Plans
+
+DESCRIPTION = """\
+Find every way to train a model that fits on a GPU: micro-batch, precision,
+checkpointing, optimizer, offload, several GPUs. The batch stays what it is, and
+nothing that changes training is done without --allow."""
+
+EXAMPLES = """\
+examples:
+  oomph plan train.py:workload --gpu v100-16gb
+  oomph plan train.py:workload --gpu rtx4090 --prefer memory --html plan.html
+  oomph plan train.py:workload --gpu a100-40gb --max-gpus 4 --allow lora
+  oomph plan train.py:workload --gpu-memory 12GiB --forbid fp16 -o plan.json
+
+exit codes: 0 a plan fits; 1 none does; 2 a wrong flag, or an error in your code;
+3 uncertain; 4 a file that cannot be read."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("workload", metavar="FILE:NAME", help="where the workload is")
+    gpu = parser.add_argument("--gpu", metavar="GPU", help="a GPU of oomph gpus --catalog")
+    gpu.completer = _complete_gpu  # type: ignore[attr-defined] # argcomplete's protocol
+    parser.add_argument(
+        "--gpu-memory", metavar="SIZE", help="its memory, as in 12GiB; alone: any GPU of that size"
+    )
+    parser.add_argument(
+        "--max-gpus", type=_number, default=1, metavar="N", help="at most so many (default: 1)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=_number,
+        metavar="N",
+        help="of one optimizer step (default: the workload's own)",
+    )
+    for flag, said in (
+        ("--allow", "tricks that change training and may be used, as in lora,adafactor"),
+        ("--forbid", "tricks that may not be used, as in fp16,offload-activations"),
+    ):
+        names = parser.add_argument(
+            flag, action="append", default=[], metavar="TRICK,...", help=said
+        )
+        names.completer = _complete_trick  # type: ignore[attr-defined]
+    parser.add_argument(
+        "--target-memory",
+        type=_share,
+        default=1.0,
+        metavar="SHARE",
+        help="of the GPU, as in 90%% (default: all that CUDA can have)",
+    )
+    parser.add_argument(
+        "--prefer",
+        choices=("balance", "time", "memory", "resources"),
+        default="balance",
+        help="what decides between plans that fit (default: balance)",
+    )
+    parser.add_argument("-o", metavar="PLAN.JSON", help="write the recommended plan")
+    parser.add_argument("--html", metavar="PLAN.HTML", help="write a page that draws the plans")
+
+
+def run(options: argparse.Namespace) -> int:
+    from oomph.verbs.plans import plan_and_draw
+    from oomph.verbs.rehearsals import Asked
+
+    drawn = plan_and_draw(
+        options.workload,
+        Asked(
+            batch_size=options.batch_size,
+            max_gpus=options.max_gpus,
+            allow=_names(options.allow, "--allow"),
+            forbid=_names(options.forbid, "--forbid"),
+            prefer=options.prefer,
+            target_ratio=options.target_memory,
+        ),
+        gpu=options.gpu,
+        gpu_memory=options.gpu_memory,
+        say=_say,
+    )
+    _say("")
+    plans = drawn.plans
+    if options.html:
+        from oomph.showing.plan_page import write_plan_page
+
+        write_plan_page(
+            plans, drawn.timelines, [plan.to_code() for plan in plans], options.html
+        )
+    if options.o and plans.best is not None:
+        plans.best.save(options.o)
+    _print(plans, as_json=options.json)
+    return _exit_code(plans)
+
+
+def _print(plans: Plans, *, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        from oomph.verbs.plans import as_answer
+
+        print(json.dumps(as_answer(plans), indent=2, ensure_ascii=False))
+    else:
+        from oomph.showing.plans import print_plans
+
+        print_plans(plans)
+
+
+def _exit_code(plans: Plans) -> int:
+    if plans.best is None:
+        return EXIT_NO
+    return EXIT_YES if plans.best.fits == "yes" else EXIT_UNCERTAIN
+
+
+def _say(what: str) -> None:
+    """One line that is written over by the next; nothing of it stays."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{what[:_width()]}", end="", file=sys.stderr, flush=True)
+
+
+def _width() -> int:
+    import os
+
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns - 1
+    except OSError:
+        return 79
+
+
+def _names(lists: list[str], flag: str) -> frozenset[str]:
+    from oomph.planning.choices import check_names
+
+    return check_names([name for text in lists for name in text.split(",") if name], flag)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text[:9]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text[:9])
+
+
+def _share(text: str) -> float:
+    number = text.removesuffix("%")
+    try:
+        share = float(number) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share, as in 90% or 0.9")
+    return share
+
+
+def _complete_gpu(**_: Any) -> list[str]:
+    from oomph import verbs
+
+    return [model.name for model in verbs.catalog()]
+
+
+def _complete_trick(**_: Any) -> list[str]:
+    from oomph.verbs.plans import trick_names
+
+    return list(trick_names())

@@ -1,0 +1,186 @@
+"""Plans -> what `oomph plan` prints: the answer first, then the table on the four axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from oomph.records.plan import Plan, Plans, Rejected, Shortfall
+from oomph.showing.columns import Column, fitting, lines
+from oomph.showing.terminal import draws_blocks, new_console, print_line, print_prose, text_of
+from oomph.units import format_bytes, format_ratio
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STABILITY = {"same": "same", "rounding": "rounding", "changes": "CHANGES"}
+_STYLES = {"same": "green", "rounding": "", "changes": "bold yellow"}
+_BAR_WIDTH = 20
+_MOST_TRICKS = 46  # characters
+
+
+def print_plans(plans: Plans) -> None:
+    """The whole answer on the terminal."""
+    console = new_console()
+    _print_as_is(console, plans)
+    if plans.best is None:
+        _print_shortfall(console, plans)
+    else:
+        _print_best(console, plans.best)
+        _print_table(console, plans)
+        _print_tricks(console, plans.best)
+    for caveat in plans.caveats:
+        print_prose(console, f"- {caveat}")
+    _print_rejected(console, plans.rejected)
+    print_prose(console, f"{plans.num_candidates} ways to train were compared.", "dim")
+
+
+def _print_as_is(console: Console, plans: Plans) -> None:
+    as_is = plans.as_is
+    needs = f"{format_bytes(as_is.device_bytes)} of {format_bytes(plans.capacity_bytes)}"
+    said = {
+        "yes": "fits as it is",
+        "no": "does not fit as it is",
+        "uncertain": "may or may not fit as it is",
+    }[plans.fits_as_is]
+    style = {"yes": "bold green", "no": "bold red", "uncertain": "bold yellow"}[plans.fits_as_is]
+    print_prose(
+        console,
+        f"{plans.workload} {said} on {plans.gpu}: a batch of {plans.batch_size} at once needs"
+        f" {needs}",
+        style,
+    )
+
+
+def _print_best(console: Console, best: Plan) -> None:
+    sure = "" if best.fits == "yes" else " (uncertain: see the error bar)"
+    print_prose(console, f"recommended: {in_words(best)}{sure}", "bold")
+    print_prose(console, best.why, indent=2)
+
+
+def in_words(plan: Plan) -> str:
+    """What a plan sets, in a few words."""
+    parts = [f"micro-batch {plan.micro_batch} x {plan.accumulate}"]
+    if plan.gpus > 1:
+        parts.append(f"{plan.gpus} GPUs")
+    return ", ".join([*parts, *_names(plan)])
+
+
+def _names(plan: Plan) -> list[str]:
+    """The tricks of a plan, the split of the batch aside."""
+    named = {"checkpointing": f"checkpointing {plan.checkpointing}"}
+    return [named.get(t.name, t.name) for t in plan.tricks if t.name != "accumulation"]
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def _print_table(console: Console, plans: Plans) -> None:
+    columns = fitting(_columns(console, plans), console.width)
+    console.print()
+    for line in lines(columns):
+        print_line(console, text_of(line))
+    console.print()
+
+
+def _columns(console: Console, plans: Plans) -> list[Column]:
+    shown = plans.plans
+    capacity = plans.capacity_bytes
+    return [
+        Column(heading="", cells=["->" if p.recommended else "" for p in shown], keep=9),
+        Column(heading="batch", cells=[f"{p.micro_batch} x {p.accumulate}" for p in shown]),
+        Column(
+            heading="tricks",
+            cells=[_short(", ".join(_names(p)) or "none") for p in shown],
+            align="<",
+            keep=6,
+        ),
+        Column(
+            heading="update",
+            cells=[_STABILITY[p.stability] for p in shown],
+            align="<",
+            styles=[_STYLES[p.stability] for p in shown],
+            keep=7,
+        ),
+        Column(
+            heading=f"memory of {format_bytes(capacity)}",
+            cells=[bar(console, p, capacity) for p in shown],
+            align="<",
+            keep=3,
+        ),
+        Column(heading="", cells=[format_bytes(p.prediction.device_bytes) for p in shown]),
+        Column(heading="GPUs", cells=[str(p.gpus) for p in shown], keep=5),
+        Column(heading="host", cells=_hosts(shown), keep=2),
+        Column(heading="step", cells=[_seconds(p.prediction.step_s) for p in shown], keep=4),
+        Column(heading="time", cells=[_relative(p.relative_time) for p in shown], keep=8),
+    ]
+
+
+def bar(console: Console, plan: Plan, capacity_bytes: int) -> str:
+    """What it takes, what the error bar adds, and what is left, to scale."""
+    full, unsure, free = ("█", "▒", "░") if draws_blocks(console) else ("#", "?", ".")
+    scale = _BAR_WIDTH / max(capacity_bytes, 1)
+    taken = min(round(plan.prediction.device_bytes * scale), _BAR_WIDTH)
+    most = min(round(plan.prediction.high_bytes * scale), _BAR_WIDTH)
+    return full * taken + unsure * (most - taken) + free * (_BAR_WIDTH - most)
+
+
+def _hosts(shown: Sequence[Plan]) -> list[str]:
+    return [format_bytes(p.prediction.host_bytes) if p.prediction.host_bytes else "" for p in shown]
+
+
+def _seconds(step_s: float | None) -> str:
+    return "" if step_s is None else f"{step_s:.3g} s"
+
+
+def _relative(ratio: float | None) -> str:
+    return "" if not ratio else f"{ratio:.2f} x"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_TRICKS else f"{text[: _MOST_TRICKS - 1]}…"
+
+
+# ---- below it ------------------------------------------------------------------------------------
+
+
+def _print_tricks(console: Console, best: Plan) -> None:
+    if best.tricks:
+        print_prose(console, "what to change:", "bold")
+    for trick in best.tricks:
+        print_prose(console, f"{trick.name}: {trick.what}", indent=2)
+        print_prose(console, trick.code, "cyan", indent=4)
+        if trick.caveat:
+            print_prose(console, trick.caveat, "dim", indent=4)
+
+
+def _print_rejected(console: Console, rejected: Sequence[Rejected]) -> None:
+    """Those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for one in rejected:
+        by_reason.setdefault(one.why.replace(f"--allow {one.what}", "--allow"), []).append(one.what)
+    for why, names in by_reason.items():
+        print_prose(console, f"left out: {', '.join(names)} ({why})", "dim")
+
+
+def _print_shortfall(console: Console, plans: Plans) -> None:
+    short: Shortfall | None = plans.shortfall
+    if short is None:
+        return
+    print_prose(console, "nothing that is allowed fits", "bold red")
+    missing = format_bytes(short.missing_bytes)
+    share = format_ratio(short.missing_bytes / max(plans.capacity_bytes, 1))
+    print_prose(
+        console,
+        f"the smallest way lacks {missing} ({share} of the GPU); its largest part is"
+        f" {short.largest_part}",
+        indent=2,
+    )
+    if short.smallest_gpu:
+        print_prose(console, f"it would fit on {short.smallest_gpu}", indent=2)
+    if short.num_gpus:
+        print_prose(
+            console,
+            f"or, divided, on about {short.num_gpus} of these GPUs: --max-gpus {short.num_gpus}",
+            indent=2,
+        )
