@@ -74,6 +74,19 @@ def test_every_field_that_json_prints_is_documented() -> None:
             assert re.search(rf"[`\"]{field.name}[`\"]", documented), f"{record}.{field.name}"
 
 
+def test_every_field_of_a_plan_is_documented() -> None:
+    from dataclasses import fields
+
+    from oomph.records.plan import Plan, Rejected, Shortfall, Trick
+    from oomph.records.prediction import Moment, Prediction, Unknown
+    from oomph.records.workload import Variant
+
+    documented = (ROOT / "docs" / "plan-format.md").read_text()
+    for record in (Plan, Trick, Variant, Prediction, Moment, Unknown, Rejected, Shortfall):
+        for field in fields(record):
+            assert f"`{field.name}`" in documented, f"{record}.{field.name}"
+
+
 def test_the_python_of_the_readme_uses_names_that_exist() -> None:
     import oomph
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from oomph.records.workload import Workload as Workload
     from oomph.verbs import gpu_utilisation as gpu_utilisation
     from oomph.verbs import gpus as gpus
+    from oomph.verbs import load_plan as load_plan
+    from oomph.verbs import plan as plan
     from oomph.verbs import predict as predict
     from oomph.verbs import print_gpu_utilisation as print_gpu_utilisation
 
@@ -30,6 +32,8 @@ _HOMES = {
     "gpu_utilisation": ("oomph.verbs", "gpu_utilisation"),
     "gpu_utilization": ("oomph.verbs", "gpu_utilisation"),
     "gpus": ("oomph.verbs", "gpus"),
+    "load_plan": ("oomph.verbs", "load_plan"),
+    "plan": ("oomph.verbs", "plan"),
     "predict": ("oomph.verbs", "predict"),
     "print_gpu_utilisation": ("oomph.verbs", "print_gpu_utilisation"),
     "print_gpu_utilization": ("oomph.verbs", "print_gpu_utilisation"),
@@ -42,6 +46,8 @@ __all__ = [
     "gpu_utilisation",
     "gpu_utilization",
     "gpus",
+    "load_plan",
+    "plan",
     "predict",
     "print_gpu_utilisation",
     "print_gpu_utilization",

@@ -15,9 +15,10 @@ from oomph.planning.export.hugging_face import training_arguments
 from oomph.planning.export.lightning import trainer_arguments
 from oomph.planning.export.torchrun import torchrun_command
 from oomph.records.workload import Variant
-from planning.plans import plan_of, variant_of, variants
+from planning.plans import plan_of, variant_of, variants, whatever_it_takes
 
 
+@whatever_it_takes
 @given(variants())
 def test_every_export_keeps_the_batch(variant: Variant) -> None:
     batch = variant.batch_size
@@ -37,6 +38,7 @@ def test_every_export_keeps_the_batch(variant: Variant) -> None:
     assert f"--nproc-per-node={variant.num_gpus}" in command
 
 
+@whatever_it_takes
 @given(variants())
 def test_machines_share_the_gpus_evenly(variant: Variant) -> None:
     trainer = trainer_arguments(variant, gpus_per_node=2)
@@ -50,6 +52,7 @@ def test_machines_that_the_gpus_do_not_fill_are_refused() -> None:
         plan_of(num_gpus=4).to_lightning(gpus_per_node=3)
 
 
+@whatever_it_takes
 @given(variants())
 def test_what_is_not_expressed_is_a_sentence_of_its_own(variant: Variant) -> None:
     for target in TARGETS:
@@ -62,7 +65,7 @@ def test_what_is_not_expressed_is_a_sentence_of_its_own(variant: Variant) -> Non
     ("target", "settings", "said"),
     [
         ("hf", {"checkpointing": "blocks:0,3"}, "the blocks 0,3 only"),
-        ("hf", {"loss": "chunked"}, "linear_cross_entropy"),
+        ("hf", {"loss": "chunked"}, "chunk_loss(model)"),
         ("hf", {"num_gpus": 2}, "gradient_as_bucket_view"),
         ("hf", {"offload_optimizer": True}, "CPUOffloadOptimizer"),
         ("lightning", {}, "batch_size=4"),
@@ -70,7 +73,8 @@ def test_what_is_not_expressed_is_a_sentence_of_its_own(variant: Variant) -> Non
         ("lightning", {"precision": "pure-bf16"}, "stochastic rounding"),
         ("accelerate", {"expandable_segments": True}, "PYTORCH_ALLOC_CONF"),
         ("deepspeed", {"checkpointing": "blocks"}, "every block"),
-        ("code", {"attention": "sdpa"}, "scaled_dot_product_attention"),
+        ("hf", {"attention": "sdpa"}, 'set_attn_implementation("sdpa")'),
+        ("hf", {"optimizer": "sgd"}, "momentum=0.9"),
         ("slurm", {}, "plan.to_code()"),
     ],
 )

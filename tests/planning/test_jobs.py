@@ -18,7 +18,7 @@ from oomph.errors import UsageError
 from oomph.planning.export.jobs import sge_script, slurm_script
 from oomph.planning.export.torchrun import torchrun_command
 from oomph.records.workload import Variant
-from planning.plans import plan_of, variants
+from planning.plans import plan_of, variants, whatever_it_takes
 
 HOSTILE = ["a b.py", "$(touch gone).py", "'; exit 7; '", "x\ny.py", "-c", "`id`", "*", "ü.py", "#"]
 
@@ -78,6 +78,7 @@ def syntax_errors(script: str) -> str:
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
 
 
+@whatever_it_takes
 @given(variants(), words.filter(bool), st.lists(words, max_size=3))
 def test_a_command_line_gives_the_words_back(
     variant: Variant, script: str, arguments: list[str]

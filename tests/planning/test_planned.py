@@ -14,9 +14,10 @@ from oomph.errors import EXIT_UNREADABLE, Unreadable, UsageError
 from oomph.planning.planned import Planned, load_plan
 from oomph.records import stored
 from oomph.records.plan import Plan
-from planning.plans import any_plans, plan_of
+from planning.plans import any_plans, plan_of, whatever_it_takes
 
 
+@whatever_it_takes
 @given(any_plans)
 def test_a_plan_comes_back_as_it_was_saved(plan: Planned) -> None:
     assert stored.from_json(Planned, stored.as_json(plan)) == plan
@@ -98,6 +99,7 @@ def test_a_setting_deep_inside_is_named(tmp_path: Path) -> None:
         {"accumulation": -1},
         {"num_gpus": 0},
         {"optimizer": "faster"},
+        {"optimizer_in_backward": True},
         {"checkpointing": "blocks:0]:\n        import os  #"},
     ],
     ids=str,

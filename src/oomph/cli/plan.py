@@ -79,8 +79,8 @@ def run(options: argparse.Namespace) -> int:
         Asked(
             batch_size=options.batch_size,
             max_gpus=options.max_gpus,
-            allow=_names(options.allow, "--allow"),
-            forbid=_names(options.forbid, "--forbid"),
+            allow=_names(options.allow),
+            forbid=_names(options.forbid),
             prefer=options.prefer,
             target_ratio=options.target_memory,
         ),
@@ -136,10 +136,8 @@ def _width() -> int:
         return 79
 
 
-def _names(lists: list[str], flag: str) -> frozenset[str]:
-    from oomph.planning.choices import check_names
-
-    return check_names([name for text in lists for name in text.split(",") if name], flag)
+def _names(lists: list[str]) -> frozenset[str]:
+    return frozenset(name for text in lists for name in text.split(",") if name)
 
 
 def _number(text: str) -> int:

@@ -22,6 +22,7 @@ from oomph.planning.export.jobs import sge_script, slurm_script
 from oomph.planning.export.lightning import trainer_arguments
 from oomph.planning.export.torchrun import Command, torchrun_command
 from oomph.records.checkpointing import check_checkpointing
+from oomph.records.contradictions import contradiction_in
 from oomph.records.plan import Plan
 from oomph.records.stored import as_json, from_json_file, no_record
 from oomph.records.workload import OPTIMIZERS, Variant
@@ -125,3 +126,5 @@ def check_variant(variant: Variant) -> None:
         raise UsageError(f"{variant.optimizer!r:.60} is no way to optimize")
     if min(variant.micro_batch, variant.accumulation, variant.num_gpus) < 1:
         raise UsageError("a micro-batch, a number of times and a number of GPUs are at least 1")
+    if error := contradiction_in(variant, clips_gradients=False):
+        raise error

@@ -4,6 +4,7 @@ Everything heavy is imported inside the function that needs it.
 """
 
 from oomph.verbs.measurements import calibrate, calibrations, forget_calibrations
+from oomph.verbs.plans import load_plan, plan
 from oomph.verbs.predictions import predict
 from oomph.verbs.readings import (
     catalog,
@@ -25,6 +26,8 @@ __all__ = [
     "free_gpus",
     "gpu_utilisation",
     "gpus",
+    "load_plan",
+    "plan",
     "predict",
     "print_gpu_utilisation",
 ]

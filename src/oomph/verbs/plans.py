@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oomph.verbs.rehearsals import in_words
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from oomph.planning.choices import Choices
+    from oomph.planning.planned import Planned
     from oomph.planning.planner import Found
     from oomph.planning.search import Checked
     from oomph.records.plan import Plans, Preference, Rejected, Shortfall, Timeline
@@ -54,14 +55,13 @@ def plan(
     training is considered only where `allow` names it; `forbid` names tricks to leave out.
     `target_memory` is the share of the GPU that may be used. `say` is told what goes on.
     """
-    from oomph.planning.choices import check_names
     from oomph.verbs.rehearsals import Asked
 
     asked = Asked(
         batch_size=batch_size,
         max_gpus=max_gpus,
-        allow=check_names(allow, "allow"),
-        forbid=check_names(forbid, "forbid"),
+        allow=frozenset(allow),
+        forbid=frozenset(forbid),
         prefer=prefer,
         target_ratio=target_memory,
     )
@@ -256,9 +256,34 @@ class _Search:
         return answers.shortfall(smallest, sizes, answers.gpus_that_would_do(smallest))
 
 
+def load_plan(path: Path | str) -> Planned:
+    """A plan that was saved with -o or plan.save(). Raises Unreadable."""
+    from oomph.planning.planned import load_plan as load
+
+    return load(path)
+
+
+def as_answer(plans: Plans) -> dict[str, Any]:
+    """What `oomph plan --json` prints."""
+    from oomph.planning.answer_json import as_answer as in_json
+
+    return in_json(plans)
+
+
+def trick_names() -> tuple[str, ...]:
+    """The names that allow and forbid take."""
+    from oomph.planning.tricks import NAMES
+
+    return NAMES
+
+
 def _check(asked: Asked) -> None:
     """Before anything is rehearsed."""
     from oomph.errors import UsageError
+    from oomph.planning.choices import check_names
+
+    check_names(sorted(asked.allow), "allow")
+    check_names(sorted(asked.forbid), "forbid")
 
     if asked.batch_size is not None and asked.batch_size < 1:
         raise UsageError(f"a batch of {asked.batch_size} cannot be trained with", attempt="64")

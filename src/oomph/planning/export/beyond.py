@@ -16,7 +16,6 @@ _CARRIED = {
         "optimizer:foreach",
         "optimizer:8-bit",
         "optimizer:adafactor",
-        "optimizer:sgd",
         "sharded-units",
     },
     "lightning": {"weights-in-bf16"},
@@ -42,6 +41,8 @@ _CARRIED = {
         "offload-optimizer",
         "lora",
         "qlora",
+        "sdpa",
+        "chunked-loss",
         "expandable-segments",
         "bucket-views",
         "sharded-units",
@@ -132,7 +133,7 @@ _OPTIMIZERS = {
     "for-loop": "your optimizer with foreach=False",
     "8-bit": "bitsandbytes.optim.AdamW8bit(parameters, lr=...)",
     "adafactor": "torch.optim.Adafactor(parameters, lr=...)",
-    "sgd": "torch.optim.SGD(parameters, lr=...)",
+    "sgd": "torch.optim.SGD(parameters, lr=..., momentum=0.9)",
 }
 
 
@@ -181,18 +182,17 @@ def _others(variant: Variant) -> dict[str, str]:
     return {lever: _HOW[lever] for lever, is_pulled in pulled.items() if is_pulled}
 
 
+_LORA = (
+    'peft.get_peft_model(model, peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))'
+)
 _HOW = {
-    "sdpa": 'attention: attn_implementation="sdpa" where a Hugging Face model is loaded, else'
-    " torch.nn.functional.scaled_dot_product_attention in the model",
-    "chunked-loss": "the loss in chunks: torch.nn.functional.linear_cross_entropy(hidden,"
-    " head.weight, labels, options=torch.nn.LinearCrossEntropyOptions()) (torch 2.13) in place of"
-    " the model's head and its cross entropy",
+    "sdpa": 'attention: model.set_attn_implementation("sdpa")',
+    "chunked-loss": "the loss in chunks: oomph.training.chunked_loss.chunk_loss(model)",
     "offload-activations": "activations on the host: each forward within"
     " torch.autograd.graph.save_on_cpu(pin_memory=True)",
-    "lora": 'adapters: peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear"))',
+    "lora": f"adapters: {_LORA}",
     "qlora": "adapters on a model in 4 bits: load it with transformers.BitsAndBytesConfig("
-    "load_in_4bit=True), then peft.get_peft_model(model, peft.LoraConfig(target_modules="
-    '"all-linear"))',
+    f"load_in_4bit=True), then {_LORA}",
     "expandable-segments": "the allocator: PYTORCH_ALLOC_CONF=expandable_segments:True in the"
     " environment, before CUDA starts",
 }

@@ -1,7 +1,7 @@
 """Plan -> a plain PyTorch training loop as text, which does exactly the plan without oomph.
 
-It needs torch 2.6 or newer. Two tricks have no short form and are left to the model's own code, as
-the text says at its top: attention in another implementation, and the loss in chunks.
+It needs torch 2.6 or newer. One trick has no short form: for the loss in chunks the text imports
+oomph, and says so.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from textwrap import fill
 
 from oomph.errors import UsageError
-from oomph.planning.export.beyond import not_expressed
 from oomph.planning.export.code_body import (
     OTHERS,
     functions_of,
@@ -18,6 +17,7 @@ from oomph.planning.export.code_body import (
     other_optimizer,
 )
 from oomph.records.checkpointing import check_checkpointing
+from oomph.records.contradictions import contradiction_in
 from oomph.records.plan import Plan
 from oomph.records.workload import Variant
 
@@ -31,21 +31,16 @@ def as_code(plan: Plan) -> str:
 
 
 def _check(how: Variant) -> None:
-    """Refuses a step in backward where a gradient is not whole when it comes."""
     check_checkpointing(how.checkpointing)  # it becomes part of the text
-    obstacles = {
-        "gradients are accumulated": how.accumulation > 1,
-        "gradients are averaged over GPUs": how.num_gpus > 1,
-        "fp16's gradients are scaled": how.precision == "fp16",
-        "the optimizer is on the host": how.offload_optimizer,
-    }
-    for because, is_there in obstacles.items():
-        if how.optimizer_in_backward and is_there:
-            raise UsageError(
-                "the optimizer cannot step inside backward here",
-                because=because,
-                attempt="a plan without optimizer-in-backward",
-            )
+    error = contradiction_in(how, clips_gradients=False)
+    if error is None and how.optimizer_in_backward and how.num_gpus > 1:
+        error = UsageError(
+            "the optimizer cannot step in backward",
+            because=f"a gradient is whole only after the {how.num_gpus} GPUs have averaged it",
+            attempt="one GPU",
+        )
+    if error is not None:
+        raise error
 
 
 def _needs_blocks(how: Variant) -> bool:
@@ -73,9 +68,9 @@ def _docstring(plan: Plan) -> str:
             f" them with a DataLoader of batch_size={share}, pin_memory=True and {loader}."
         ),
     ]
-    apart = not_expressed(how, "code")
-    left = [f"Not in this file, because it has no short form: {what}." for what in apart]
-    return '"""' + "\n\n".join(fill(text, 98) for text in [*sentences, *left]) + '\n"""'
+    if how.loss == "chunked":
+        sentences.append("It needs oomph, for the loss in chunks, which has no short form.")
+    return '"""' + "\n\n".join(fill(text, 98) for text in sentences) + '\n"""'
 
 
 def _tame(name: str) -> str:
@@ -108,6 +103,7 @@ def _torch_imports(how: Variant) -> list[str]:
         f"from torch.utils.checkpoint import {_checkpoint_names(how)}": how.checkpointing != "none",
         "import peft": how.adapters != "none",
         _import_of(other_optimizer(how)): True,
+        "from oomph.training.chunked_loss import chunk_loss": how.loss == "chunked",
     }
     return [line for line, is_wanted in wanted.items() if is_wanted and line]
 

@@ -17,7 +17,7 @@ _LR = '("lr", "weight_decay")'
 OTHERS = {
     "8-bit": ("bitsandbytes.optim.AdamW8bit(groups)", "import bitsandbytes", _ADAM),
     "adafactor": ("torch.optim.Adafactor(groups)", "", _LR),
-    "sgd": ("torch.optim.SGD(groups)", "", _LR),
+    "sgd": ("torch.optim.SGD(groups, momentum=0.9)", "", _LR),
     "bf16 with stochastic rounding": (
         "_AdamW(groups, bf16_stochastic_round=True)",
         "from torchao.optim import _AdamW",
@@ -112,11 +112,26 @@ def _on_model(how: Variant) -> list[str]:
     if how.adapters == "qlora":
         lines.append("model = peft.prepare_model_for_kbit_training(model)  # loaded in 4 bits")
     if how.adapters != "none":
-        lora = 'peft.LoraConfig(target_modules="all-linear")'
-        lines.append(f"model = peft.get_peft_model(model, {lora})")
+        lora = 'peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")'
+        lines += [f"adapters = {lora}", "model = peft.get_peft_model(model, adapters)"]
     if how.precision == "pure-bf16":
         lines.append("model.to(torch.bfloat16)")
+    if how.attention == "sdpa":
+        lines.append('model.set_attn_implementation("sdpa")  # of a Hugging Face model')
+    if how.loss == "chunked":
+        lines.append("chunk_loss(model)")
+    if how.optimizer == "8-bit":
+        lines += _EMBEDDINGS
     return [*lines, *_recomputed_blocks(how.checkpointing)]
+
+
+# Their rows are rarely seen, and 8 bits do not hold such states (bitsandbytes' own advice).
+_EMBEDDINGS = [
+    "states = bitsandbytes.optim.GlobalOptimManager.get_instance()",
+    "for module in model.modules():",
+    "    if isinstance(module, torch.nn.Embedding):",
+    '        states.register_module_override(module, "weight", {"optim_bits": 32})',
+]
 
 
 def _recomputed_blocks(checkpointing: str) -> list[str]:

@@ -38,8 +38,10 @@ def laid_upon(mine: Mapping[str, Any], planned: Mapping[str, Any]) -> dict[str, 
     merged = dict(mine)
     for name, value in planned.items():
         own = merged.get(name)
-        both = isinstance(own, Mapping) and isinstance(value, Mapping)
-        merged[name] = laid_upon(own, value) if both else value
+        if isinstance(own, Mapping) and isinstance(value, Mapping):
+            merged[name] = laid_upon(own, value)
+        else:
+            merged[name] = value
     return merged
 
 
