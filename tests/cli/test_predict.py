@@ -271,3 +271,33 @@ def test_a_measured_step_on_a_gpu_without_a_name_is_refused(
     asked = ["predict", f"{train}:workload", "--gpu-memory", "12GiB", "--measured-step", "1"]
     assert main(asked) == 2
     assert "without the GPU's name" in capsys.readouterr().err
+
+
+def test_tricks_are_put_on_as_they_are_typed(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--offload", "optimizer", "--offload", "activations", "--expandable-segments"]
+    assert main(["predict", f"{train}:workload", "--gpu", "v100-16gb", "--json", *flags]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "optimizer" not in told["by_category"]
+    assert told["host_bytes"] >= 16 * NUM_PARAMETERS
+    assert told["bus_bytes"] >= 8 * NUM_PARAMETERS
+    assert told["variant"]["expandable_segments"]
+    assert told["variant"]["offload_activations"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "because"),
+    [
+        (["--attention", "sdpa"], "no model of Hugging Face"),
+        (["--loss", "chunked"], "no language model"),
+        (["--adapters", "lora"], "no nn.Linear is inside repeated blocks"),
+        (["--optimizer-in-backward", "--micro-batch", "16"], "several micro-batches"),
+        (["--adapters", "qlora"], "QLoRA computes in bf16"),
+    ],
+)
+def test_a_trick_that_cannot_be_put_on_says_why(
+    train: Path, capsys: pytest.CaptureFixture[str], flags: list[str], because: str
+) -> None:
+    assert main(["predict", f"{train}:workload", "--gpu", "v100-16gb", *flags]) == 2
+    assert because in capsys.readouterr().err.replace("\n", " ")

@@ -311,3 +311,45 @@ def test_a_measured_bf16_matmul_leaves_the_datasheet_as_it_is() -> None:
 
 def test_nothing_measured_changes_nothing() -> None:
     assert speed.with_measured_rates(A100, {}, None) == A100
+
+
+# ---- what leaves the GPU ---------------------------------------------------------------------
+
+BUS_BYTES_PER_S = 16 * 1.969e9 * 0.80  # of the A100: PCIe 4.0 x16
+
+
+def test_copies_to_the_host_run_beside_the_gpu() -> None:
+    working = op("mm", flops=10 * TERA)
+    copied = op("copy_to_host", moved=GIGA)
+    alone = time_of(*[working] * 4)
+    beside = time_of(*[working, copied] * 4)
+    assert alone.step_s / 4 > GIGA / BUS_BYTES_PER_S
+    assert beside.step_s == pytest.approx(alone.step_s + GIGA / BUS_BYTES_PER_S, rel=0.01)
+
+
+def test_backward_waits_for_what_comes_back() -> None:
+    time = time_of(op("copy_from_host", moved=10 * GIGA, phase="backward"), op("mm", flops=1))
+    assert time.step_s == pytest.approx(10 * GIGA / BUS_BYTES_PER_S, rel=0.01)
+    assert time.bound_by == "host and bus"
+
+
+def test_the_gpu_does_not_run_far_ahead_of_the_copies() -> None:
+    time = time_of(*[op("mm", flops=1), op("copy_to_host", moved=GIGA)] * 20)
+    assert time.step_s == pytest.approx(20 * GIGA / BUS_BYTES_PER_S, rel=0.01)
+    assert time.by_phase["forward"] == time.step_s
+
+
+def test_a_step_on_the_host_waits_for_gradients_and_the_gpu_for_parameters() -> None:
+    copies = 2 * GIGA / BUS_BYTES_PER_S
+    time = time_of(
+        op("copy_to_host", moved=GIGA, phase="step"),
+        op("on_host", moved=50 * GIGA, phase="step"),
+        op("copy_from_host", moved=GIGA, phase="step"),
+    )
+    assert time.step_s == pytest.approx(copies + 1, rel=0.01)
+    assert time.low_s < time.step_s < time.high_s
+
+
+def test_without_a_known_bus_there_is_no_time() -> None:
+    assert estimate([op("copy_to_host", moved=GIGA)], replace(A100, pcie=None)) is None
+    assert estimate([op("mm", flops=1)], replace(A100, pcie=None)) is not None

@@ -63,3 +63,30 @@ def test_no_line_is_wider_than_the_terminal(
 
 def test_a_time_that_nobody_can_tell_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert "time:" not in shown(replace(FITTING, step_s=None, samples_per_s=None), capsys)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attention": "sdpa"}, "fp32, fused attention"),
+        ({"loss": "chunked"}, "fp32, loss in pieces"),
+        ({"optimizer_in_backward": True}, "fp32, optimizer in backward"),
+        ({"offload_activations": True}, "fp32, activations offloaded"),
+        ({"offload_optimizer": True}, "fp32, optimizer offloaded"),
+        ({"adapters": "qlora"}, "fp32, adapters: qlora"),
+        ({"expandable_segments": True}, "fp32, expandable segments"),
+    ],
+)
+def test_the_verdict_names_what_is_not_as_it_was_given(
+    capsys: pytest.CaptureFixture[str], changes: dict[str, object], said: str
+) -> None:
+    variant = replace(FITTING.variant, **changes)  # type: ignore[arg-type]
+    assert said in shown(replace(FITTING, variant=variant), capsys).splitlines()[0]
+
+
+def test_memory_of_the_host_is_told_where_something_is_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = shown(replace(FITTING, host_bytes=2 * GIB, bus_bytes=4 * GIB), capsys)
+    assert "on the host 2.0 GiB, pinned; 4.0 GiB over the bus a step" in told
+    assert "on the host" not in shown(FITTING, capsys)

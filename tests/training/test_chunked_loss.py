@@ -61,7 +61,7 @@ def test_gradients_in_low_precision_are_as_good_as_those_of_the_whole_logits(dty
         leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
         with torch.autocast("cpu", dtype=low, enabled=low is not None):
             if is_chunked:
-                loss = sum_of_losses(*leaves, targets)
+                loss = sum_of_losses(leaves[0], leaves[1], leaves[2], targets)
             else:
                 logits = torch.nn.functional.linear(*leaves).float().flatten(0, 1)
                 loss = torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum")
@@ -81,13 +81,13 @@ def test_gradients_in_low_precision_are_as_good_as_those_of_the_whole_logits(dty
 @pytest.mark.parametrize("num_classes", [5, 300])
 def test_pieces_of_any_shape_give_the_exact_sum(shape: Any, num_classes: int) -> None:
     torch.manual_seed(0)
-    kinds = {"dtype": torch.float64, "requires_grad": True}
     leaves = [
-        torch.randn(size, **kinds) for size in ((*shape, 8), (num_classes, 8), (num_classes,))
+        torch.randn(size, dtype=torch.float64, requires_grad=True)
+        for size in ((*shape, 8), (num_classes, 8), (num_classes,))
     ]
     targets = torch.randint(0, num_classes, shape)
     targets.view(-1)[0] = -100
-    chunked = sum_of_losses(*leaves, targets)
+    chunked = sum_of_losses(leaves[0], leaves[1], leaves[2], targets)
     logits = torch.nn.functional.linear(*leaves)
     whole = torch.nn.functional.cross_entropy(
         logits.view(-1, num_classes), targets.view(-1), reduction="sum"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from oomph.records.workload import Variant
 from oomph.training.in_backward import step_in_backward
 from training import language_models as lm
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
     "adamw for-loop": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False, amsgrad=True),
@@ -107,7 +108,7 @@ def test_an_optimizer_that_counts_in_its_group_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "clips", "because"),
     [
-        ({"accumulation": 4}, False, "4 micro-batches"),
+        ({"accumulation": 4}, False, "several micro-batches"),
         ({}, True, "clip_grad_norm"),
         ({"precision": "fp16"}, False, "loss scaler"),
         ({"offload_optimizer": True}, False, "host"),

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from oomph.verbs.plans import plan_and_draw
+    from oomph.verbs.plans import plan_and_draw, save_plan
     from oomph.verbs.rehearsals import Asked
 
     drawn = plan_and_draw(
@@ -93,11 +93,9 @@ def run(options: argparse.Namespace) -> int:
     if options.html:
         from oomph.showing.plan_page import write_plan_page
 
-        write_plan_page(
-            plans, drawn.timelines, [plan.to_code() for plan in plans], options.html
-        )
+        write_plan_page(plans, drawn.timelines, drawn.code, options.html)
     if options.o and plans.best is not None:
-        plans.best.save(options.o)
+        save_plan(plans.best, options.o)
     _print(plans, as_json=options.json)
     return _exit_code(plans)
 
@@ -124,7 +122,7 @@ def _exit_code(plans: Plans) -> int:
 def _say(what: str) -> None:
     """One line that is written over by the next; nothing of it stays."""
     if sys.stderr.isatty():
-        print(f"\r\033[K{what[:_width()]}", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{what[: _width()]}", end="", file=sys.stderr, flush=True)
 
 
 def _width() -> int:
@@ -141,7 +139,7 @@ def _names(lists: list[str]) -> frozenset[str]:
 
 
 def _number(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text[:9]):
+    if not text.isdecimal() or not int(text[:9]) > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return int(text[:9])
 

@@ -78,6 +78,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how it was measured, as in micro-batch=4,precision=fp32,checkpointing=none (default:"
         " as asked for here; what is left out is so, too)",
     )
+    _add_tricks(parser)
+
+
+def _add_tricks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--attention", choices=("as-is", "sdpa"), default="as-is", help="sdpa: fused, not eager"
+    )
+    parser.add_argument(
+        "--loss",
+        choices=("as-is", "chunked"),
+        default="as-is",
+        help="chunked: a language model's loss in pieces, without the whole logits",
+    )
+    parser.add_argument(
+        "--optimizer-in-backward",
+        action="store_true",
+        help="each gradient is used up as soon as it is there",
+    )
+    parser.add_argument(
+        "--offload",
+        action="append",
+        choices=("activations", "optimizer"),
+        default=[],
+        help="what waits in the host's memory (may be given twice)",
+    )
+    parser.add_argument(
+        "--adapters",
+        choices=("none", "lora", "qlora"),
+        default="none",
+        help="train small matrices beside the frozen model",
+    )
+    parser.add_argument(
+        "--expandable-segments",
+        action="store_true",
+        help="as with PYTORCH_ALLOC_CONF=expandable_segments:True",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -93,6 +129,12 @@ def run(options: argparse.Namespace) -> int:
         optimizer=options.optimizer,
         measured_step_s=options.measured_step,
         **options.measured_with,
+        attention=options.attention,
+        loss=options.loss,
+        optimizer_in_backward=options.optimizer_in_backward,
+        offload=options.offload,
+        adapters=options.adapters,
+        expandable_segments=options.expandable_segments,
         say=_say,
     )
     if options.json:

@@ -15,7 +15,7 @@ from oomph.predicting.allocator_settings import AllocatorSettings
 from oomph.predicting.device import SimulatedDevice
 from oomph.predicting.overhead import Interval
 from oomph.predicting.replay import Replayed, replay
-from oomph.predicting.speed import StepTime
+from oomph.predicting.speed import BUS, StepTime, with_micro_steps
 from oomph.predicting.timeline import by_category, by_module, find_peak, moment_of
 from oomph.records.prediction import Prediction, StepFrom, Unknown, Verdict
 from oomph.records.trace import Op, Trace
@@ -80,6 +80,8 @@ def assemble(
         by_category=by_category(peak.holders),
         by_module=by_module(peak.holders),
         peak_at=moment_of(trace, peak.at_event),
+        host_bytes=trace.host_peak_bytes,
+        bus_bytes=_bus_bytes(trace.ops, variant.accumulation),
         step_s=None if time is None else time.step_s,
         step_low_s=None if time is None else time.low_s,
         step_high_s=None if time is None else time.high_s,
@@ -116,6 +118,11 @@ def _verdict(trace: Trace, settings: AllocatorSettings, card: Card, unknown_byte
     if replay_trace(trace, settings, best).ran_out_at is not None:
         return "no"
     return "yes" if replay_trace(trace, settings, worst).ran_out_at is None else "uncertain"
+
+
+def _bus_bytes(ops: Sequence[Op], num_micro_steps: int) -> int:
+    ops = with_micro_steps(ops, num_micro_steps)
+    return sum(op.moved_bytes for op in ops if op.name in BUS)
 
 
 def _convolution_workspace(ops: Sequence[Op]) -> int:

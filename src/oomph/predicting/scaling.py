@@ -24,6 +24,7 @@ class AffineTrace:
     base: Trace
     slopes: Sequence[int]  # bytes per example, of each allocation
     op_slopes: Sequence[tuple[int, int]]  # flops and moved bytes per example, of each op
+    host_slope: int = 0  # bytes of the host's memory per example
 
     def at(self, micro_batch: int) -> Trace:
         """The trace for a micro-batch."""
@@ -43,6 +44,7 @@ class AffineTrace:
                 for op, (flops, moved) in zip(self.base.ops, self.op_slopes, strict=True)
             ],
             micro_batch=micro_batch,
+            host_peak_bytes=self.base.host_peak_bytes + self.host_slope * more,
         )
 
 
@@ -55,7 +57,8 @@ def affine(smaller: Trace, larger: Trace) -> AffineTrace:
     pairs = zip(smaller.allocations, larger.allocations, strict=True)
     slopes = [_slope(before, after, step) for before, after in pairs]
     op_slopes = _op_slopes(smaller.ops, larger.ops, step)
-    return AffineTrace(replace(smaller, events=ordered), slopes, op_slopes)
+    host_slope = (larger.host_peak_bytes - smaller.host_peak_bytes) // step
+    return AffineTrace(replace(smaller, events=ordered), slopes, op_slopes, host_slope)
 
 
 def with_ordered_frees(

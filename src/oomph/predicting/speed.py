@@ -7,7 +7,8 @@ been issued: two clocks, wound op by op. A step begins with both idle, as after 
 Good for comparing ways to train and for the order of magnitude: `low_s` and `high_s` are the
 step with all constants at their best and at their worst. A measured step of the same kind makes
 it much better: `anchored`. Limits: one GPU, eager mode. Not modelled are matmuls too small to
-fill the GPU, caches, copies from the host, data loading, and what communication takes.
+fill the GPU, caches, copies of the batch, data loading, and what communication takes. What is
+offloaded goes over the bus, a third clock beside the two.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from oomph.predicting.micro_steps import second_micro_step
 from oomph.records.catalog import GpuModel
 from oomph.records.trace import Op
 
-Bound = Literal["arithmetic", "memory bandwidth", "kernel launches"]
+Bound = Literal["arithmetic", "memory bandwidth", "kernel launches", "host and bus"]
+_Place = Literal["gpu", "to host", "from host", "host"]
 MatmulPrecision = Literal["fp32", "tf32"]
 _Kind = Literal["matmul", "convolution", "attention", "other"]
 
@@ -50,6 +52,8 @@ class _Pace:
     convolution: float  # of the same
     attention: float  # fused, of the datasheet
     bandwidth: float  # of the datasheet
+    bus: float  # of what the bus can carry
+    host_bytes_per_s: float  # that an optimizer on the host reads and writes
     kernel_s: float  # the least that a kernel takes on the GPU
     host_s: float  # Python, autograd, dispatcher and launch of one op
 
@@ -59,17 +63,40 @@ class _Pace:
 # host: between the 5 and 25 us that are told of torch
 # (https://jiahuanglin.xyz/all_lessons/gpu_kernel_serving/18_pytorch_to_kernel.html); the
 # simplest op took 7 us on a CPU (https://github.com/pytorch/pytorch/issues/41383).
-# convolution, kernel: judgement.
+# bus: 25 to 26 GB/s of 31.5 are commonly seen with pinned memory. host bandwidth: between two
+# channels of DDR4 and a server's eight, of which an optimizer has a part. Both judgement, as are
+# convolution and kernel.
 LIKELY = _Pace(
-    matmul=0.80, convolution=0.60, attention=0.45, bandwidth=0.80, kernel_s=3e-6, host_s=10e-6
+    matmul=0.80,
+    convolution=0.60,
+    attention=0.45,
+    bandwidth=0.80,
+    bus=0.80,
+    host_bytes_per_s=50e9,
+    kernel_s=3e-6,
+    host_s=10e-6,
 )
 # attention: FlashAttention-2 reaches 50 to 73 % of an A100, its forerunner 25 to 40 %
 # (https://arxiv.org/abs/2307.08691). host: as above. All others: judgement.
 _BEST = _Pace(
-    matmul=0.95, convolution=0.85, attention=0.70, bandwidth=0.92, kernel_s=1.5e-6, host_s=5e-6
+    matmul=0.95,
+    convolution=0.85,
+    attention=0.70,
+    bandwidth=0.92,
+    bus=0.85,
+    host_bytes_per_s=200e9,
+    kernel_s=1.5e-6,
+    host_s=5e-6,
 )
 _WORST = _Pace(
-    matmul=0.55, convolution=0.30, attention=0.25, bandwidth=0.60, kernel_s=6e-6, host_s=25e-6
+    matmul=0.55,
+    convolution=0.30,
+    attention=0.25,
+    bandwidth=0.60,
+    bus=0.40,
+    host_bytes_per_s=15e9,
+    kernel_s=6e-6,
+    host_s=25e-6,
 )
 
 # The same study: ratios between steps of one model were off by 7 % in the mean and by 11 % at
@@ -88,6 +115,19 @@ _WITHOUT_KERNEL = frozenset(
 # The host waits for the result of these.
 WAITED_FOR = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero"})
 
+
+# What leaves the GPU: where each of these ops runs.
+_PLACES: Mapping[str, _Place] = {
+    "copy_to_host": "to host",
+    "copy_from_host": "from host",
+    "on_host": "host",
+}
+BUS = ("copy_to_host", "copy_from_host")
+# Bytes per second of a lane in one direction, after encoding (PCI-SIG: 8, 16, 32 and 64 GT/s, of
+# which 128 of 130 bits are data).
+_LANE_BYTES_PER_S = {"3.0": 0.985e9, "4.0": 1.969e9, "5.0": 3.938e9, "6.0": 7.563e9}
+# Tensors that wait on the GPU for their copy: training/offload_activations.py keeps so many.
+_NUM_WAITING = 5
 
 _TRACED_MICRO_STEPS = 2
 
@@ -215,12 +255,38 @@ class _Wound:
     step_s: float
     busy_s: Mapping[Bound, float]
     by_phase: Mapping[str, float]
+    waited_s: float  # by the GPU, for the bus and for the host's own work
+
+
+class _Bus:
+    """The clock of the copies between GPU and host, and of the host's work on what was copied."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.waited_s = 0.0
+        self._copied: list[float] = []  # when each copy to the host ends
+
+    def run(self, place: _Place, seconds: float, host: float, gpu: float) -> tuple[float, float]:
+        """The clocks of host and GPU after something that is not the GPU's work."""
+        if place == "host":
+            return max(host, self.now) + seconds, gpu
+        if place == "to host":
+            self.now = max(self.now, gpu) + seconds
+            self._copied.append(self.now)
+            if len(self._copied) > _NUM_WAITING:  # its memory is given back before more is taken
+                host = max(host, self._copied[-1 - _NUM_WAITING])
+            return host, gpu
+        self.now = max(self.now, host) + seconds
+        self.waited_s += max(self.now - gpu, 0.0)
+        return host, max(gpu, self.now)
 
 
 def _wind(issued: _Issued, pace: _Pace) -> _Wound:
     times = [kernel.at(pace) for kernel in issued.kernels]
     seconds = [time_s for time_s, _ in times]
     waits = [kernel.is_waited_for for kernel in issued.kernels]
+    places = [kernel.place for kernel in issued.kernels]
+    bus = _Bus()
     busy: dict[Bound, float] = {}
     by_phase: dict[str, float] = {}
     host = gpu = 0.0  # seconds since the step began; the GPU's clock is never behind the host's
@@ -228,6 +294,9 @@ def _wind(issued: _Issued, pace: _Pace) -> _Wound:
         began = gpu
         for number in numbers:
             host += pace.host_s
+            if places[number] != "gpu":
+                host, gpu = bus.run(places[number], seconds[number], host, gpu)
+                continue
             if gpu < host:
                 gpu = host
             gpu += seconds[number]
@@ -235,15 +304,21 @@ def _wind(issued: _Issued, pace: _Pace) -> _Wound:
                 host = gpu
         by_phase[phase] = by_phase.get(phase, 0.0) + gpu - began
         for number, count in Counter(numbers).items():
+            if places[number] != "gpu":
+                continue
             bound = times[number][1]
             busy[bound] = busy.get(bound, 0.0) + seconds[number] * count
-    return _Wound(step_s=gpu, busy_s=busy, by_phase=by_phase)
+    if issued.runs and bus.now > gpu:  # the last copies
+        by_phase[issued.runs[-1][0]] += bus.now - gpu
+        bus.waited_s += bus.now - gpu
+        gpu = bus.now
+    return _Wound(step_s=gpu, busy_s=busy, by_phase=by_phase, waited_s=bus.waited_s)
 
 
 def _bound_by(wound: _Wound) -> Bound:
     """What takes most of the step; a GPU that waits, waits for launches."""
-    idle_s = wound.step_s - sum(wound.busy_s.values())
-    shares = {**wound.busy_s}
+    idle_s = wound.step_s - sum(wound.busy_s.values()) - wound.waited_s
+    shares = {**wound.busy_s, "host and bus": wound.waited_s}
     shares["kernel launches"] = shares.get("kernel launches", 0.0) + idle_s
     return max(shares, key=lambda bound: shares[bound])
 
@@ -260,9 +335,15 @@ class _Kernel:
     traffic_s: float
     runs: bool  # False: the GPU has nothing to do
     is_waited_for: bool
+    place: _Place = "gpu"
+    moved_bytes: int = 0  # of what is not the GPU's
 
     def at(self, pace: _Pace) -> tuple[float, Bound]:
         """Seconds on the GPU, and what decides them."""
+        if self.place == "host":
+            return self.moved_bytes / pace.host_bytes_per_s, "host and bus"
+        if self.place != "gpu":
+            return self.traffic_s / pace.bus, "host and bus"
         if not self.runs:
             return 0.0, "kernel launches"
         share = pace.matmul if self.kind == "other" else getattr(pace, self.kind)
@@ -295,6 +376,9 @@ def _issued(ops: Sequence[Op], rates: Rates, bandwidth: float) -> _Issued | None
 
 
 def kernel_of(op: Op, rates: Rates, bandwidth: float) -> _Kernel | None:
+    place = _PLACES.get(op.name, "gpu")
+    if place != "gpu":
+        return _off_the_gpu(op, place, rates.bus_bytes_per_s)
     kind = _kind_of(op.name)
     rate = rates.of(op.dtype, kind) if op.flops else 1.0
     if rate is None:
@@ -305,6 +389,20 @@ def kernel_of(op: Op, rates: Rates, bandwidth: float) -> _Kernel | None:
         traffic_s=op.moved_bytes / bandwidth,
         runs=op.name not in _WITHOUT_KERNEL,
         is_waited_for=op.name in WAITED_FOR,
+    )
+
+
+def _off_the_gpu(op: Op, place: _Place, bus_bytes_per_s: float | None) -> _Kernel | None:
+    if bus_bytes_per_s is None:
+        return None
+    return _Kernel(
+        kind="other",
+        arithmetic_s=0.0,
+        traffic_s=op.moved_bytes / bus_bytes_per_s,
+        runs=True,
+        is_waited_for=False,
+        place=place,
+        moved_bytes=op.moved_bytes,
     )
 
 
@@ -335,6 +433,13 @@ class Rates:
         capability = model.compute_capability
         self._has_tensor_floats = capability is not None and capability >= _TENSOR_FLOAT_SINCE
         self._best_of_sheet = _best_of_sheet(model)
+
+    @property
+    def bus_bytes_per_s(self) -> float | None:
+        """In one direction; None if the GPU's connection is not known."""
+        generation, _, lanes = (self._model.pcie or "").partition(" x")
+        per_lane = _LANE_BYTES_PER_S.get(generation)
+        return per_lane * int(lanes) if per_lane and lanes.isdecimal() else None
 
     def of(self, dtype: str, kind: _Kind) -> float | None:
         sheet = self._tensor_sheet(dtype, kind)

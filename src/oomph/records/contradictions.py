@@ -12,6 +12,12 @@ def contradiction_in(variant: Variant, *, clips_gradients: bool) -> UsageError |
         found = _against_step_in_backward(variant, clips_gradients=clips_gradients)
         if found is not None:
             return found
+    if variant.offload_optimizer and variant.precision == "fp16":
+        return UsageError(
+            "the optimizer cannot be offloaded",
+            because="the loss scaler of fp16 looks for gradients on the GPU in it",
+            attempt="bf16",
+        )
     if variant.adapters == "qlora" and variant.precision in ("fp16", "tf32", "fp32"):
         return UsageError(
             "QLoRA computes in bf16",
@@ -28,7 +34,7 @@ def _against_step_in_backward(variant: Variant, *, clips_gradients: bool) -> Usa
     if variant.accumulation > 1:
         return UsageError(
             what,
-            because=f"a step adds up the gradients of {variant.accumulation} micro-batches",
+            because="a step adds up the gradients of several micro-batches",
             attempt="the whole batch at once",
         )
     if clips_gradients:

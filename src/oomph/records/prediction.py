@@ -51,6 +51,8 @@ class Prediction:
     by_category: Mapping[Category, int]  # of the live tensors at the peak
     by_module: Mapping[str, int]  # the largest first
     peak_at: Moment
+    host_bytes: int = 0  # of the host's memory, pinned: what left the GPU
+    bus_bytes: int = 0  # that go between the GPU and the host in one optimizer step
     step_s: float | None  # of one optimizer step, accumulation included
     step_low_s: float | None  # with every constant of the estimate at its best
     step_high_s: float | None  # and at its worst

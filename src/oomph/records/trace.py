@@ -26,7 +26,10 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One kernel, for the time that it takes."""
+    """One kernel, for the time that it takes.
+
+    "copy_to_host" and "copy_from_host" go over the bus, "on_host" is the host's own work.
+    """
 
     name: str
     phase: Phase
@@ -50,3 +53,4 @@ class Trace:
     compute_capability: tuple[int, int]
     notes: tuple[str, ...] = ()  # what was assumed where a value does not exist
     doubt: str | None = None  # what the self-test of rehearsals found wrong on this torch
+    host_peak_bytes: int = 0  # the most of the host's memory that what left the GPU takes

@@ -33,6 +33,7 @@ def to_columns(trace: Trace) -> dict[str, Any]:
         "compute_capability": list(trace.compute_capability),
         "notes": list(trace.notes),
         "doubt": trace.doubt,
+        "host_peak_bytes": trace.host_peak_bytes,
         "names": list(names),
     }
 
@@ -63,6 +64,7 @@ def from_columns(columns: dict[str, Any]) -> Trace:
         compute_capability=(columns["compute_capability"][0], columns["compute_capability"][1]),
         notes=tuple(columns["notes"]),
         doubt=columns["doubt"],
+        host_peak_bytes=columns["host_peak_bytes"],
     )
 
 

@@ -6,6 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from oomph.records.prediction import Prediction
+from oomph.records.workload import Variant
 from oomph.showing.terminal import draws_blocks, new_console, print_line, print_prose, text_of
 from oomph.units import format_bytes, format_ratio
 
@@ -34,6 +35,12 @@ def print_prediction(prediction: Prediction) -> None:
     print_prose(console, _figures(prediction))
     _print_parts(console, prediction)
     print_prose(console, _moment(prediction))
+    if prediction.host_bytes:
+        print_prose(
+            console,
+            f"on the host {format_bytes(prediction.host_bytes)}, pinned;"
+            f" {format_bytes(prediction.bus_bytes)} over the bus a step",
+        )
     _print_modules(console, prediction)
     if prediction.step_s is not None:
         print_prose(console, _time(prediction))
@@ -49,12 +56,7 @@ def print_prediction(prediction: Prediction) -> None:
 
 
 def _verdict(prediction: Prediction) -> str:
-    variant = prediction.variant
-    how = f"micro-batch {variant.micro_batch} x {variant.accumulation}, {variant.precision}"
-    if variant.checkpointing != "none":
-        how += f", recomputed: {variant.checkpointing}"
-    if variant.optimizer != "as-is":
-        how += f", optimizer {variant.optimizer}"
+    how = _how(prediction.variant)
     fits = {
         "yes": "fits",
         "no": "does not fit",
@@ -66,6 +68,23 @@ def _verdict(prediction: Prediction) -> str:
         else ""
     )
     return f"{fits} on {prediction.gpu}: {how}{retries}"
+
+
+def _how(variant: Variant) -> str:
+    """How it is trained: all that is not as it was given."""
+    said = {
+        f"recomputed: {variant.checkpointing}": variant.checkpointing != "none",
+        f"optimizer {variant.optimizer}": variant.optimizer != "as-is",
+        "fused attention": variant.attention == "sdpa",
+        "loss in pieces": variant.loss == "chunked",
+        "optimizer in backward": variant.optimizer_in_backward,
+        "activations offloaded": variant.offload_activations,
+        "optimizer offloaded": variant.offload_optimizer,
+        f"adapters: {variant.adapters}": variant.adapters != "none",
+        "expandable segments": variant.expandable_segments,
+    }
+    parts = [f"micro-batch {variant.micro_batch} x {variant.accumulation}", variant.precision]
+    return ", ".join([*parts, *(words for words, is_so in said.items() if is_so)])
 
 
 def _figures(prediction: Prediction) -> str:

@@ -8,13 +8,14 @@ from typing import Any, Literal
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from oomph.tracing import in_place, kernels, losses, recurrent, sparse, unknown_values
+from oomph.tracing import host_memory, in_place, kernels, losses, recurrent, sparse, unknown_values
 
 # name of an op -> (recorder, behaviour, function, args, kwargs) -> its result, or NotImplemented
 # where the call is an ordinary one after all
 _RULES: dict[str, Callable[..., Any]] = {
     **unknown_values.RULES,
     **losses.RULES,
+    **host_memory.RULES,
     **sparse.RULES,
     **recurrent.RULES,
 }

@@ -77,6 +77,8 @@ def _earlier(path: Path, files: Sequence[str]) -> dict[str, Any] | None:
 def _shape_of(variant: Variant) -> str:
     """Traces differ by whether they are of one example, and whether they accumulate."""
     size = "one" if variant.micro_batch == 1 else "line"
+    if variant.offload_activations:  # traced at the very size
+        size = str(variant.micro_batch)
     return f"{size}, {'many' if variant.accumulation > 1 else 'single'}"
 
 

@@ -47,6 +47,7 @@ def labelled(
         torch_version=str(torch.__version__),  # a plain text: its class would bring torch along
         compute_capability=recorder.capability,
         notes=tuple(sorted(recorder.notes)),
+        host_peak_bytes=recorder.host.peak_bytes,
     )
 
 

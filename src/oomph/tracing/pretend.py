@@ -26,6 +26,7 @@ class Lie:
 
     suspended = 0  # > 0 while a meta kernel or the building of a model runs, which must see `meta`
     in_setitem = 0  # > 0 inside `x[i] = 3`: on a GPU the scalar stays on the host
+    hosted: dict[int, Any] = {}  # storages that stand for the host's memory # noqa: RUF012
     capability = (8, 0)
     total_bytes = 1 << 60
 
@@ -56,14 +57,22 @@ def install(capability: tuple[int, int] = (8, 0), total_bytes: int = 1 << 60) ->
 def _patch_tensor(torch: Any) -> None:
     base = torch._C.TensorBase
     true_device, on_meta = base.device.__get__, base.is_meta.__get__
-    gpu = torch.device("cuda", 0)
+    gpu, host = torch.device("cuda", 0), torch.device("cpu")
+
+    def is_hosted(tensor: Any) -> bool:
+        return bool(Lie.hosted) and tensor.untyped_storage()._cdata in Lie.hosted
+
+    def is_cuda(tensor: Any) -> bool:
+        return not Lie.suspended and on_meta(tensor) and not is_hosted(tensor)
 
     def device(tensor: Any) -> Any:
         true = true_device(tensor)
-        return true if Lie.suspended or true.type != "meta" else gpu
+        if Lie.suspended or true.type != "meta":
+            return true
+        return host if is_hosted(tensor) else gpu
 
     torch.Tensor.device = property(device)
-    torch.Tensor.is_cuda = property(lambda tensor: not Lie.suspended and on_meta(tensor))
+    torch.Tensor.is_cuda = property(is_cuda)
     torch.Tensor.is_meta = property(lambda tensor: bool(Lie.suspended) and on_meta(tensor))
     torch.Tensor.get_device = lambda tensor: 0 if on_meta(tensor) else -1
     _patch_setitem(torch)

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oomph.records.trace import Op, Phase
-from oomph.tracing import in_place, kernels, known_outputs
+from oomph.tracing import host_memory, in_place, kernels, known_outputs
 from oomph.tracing.behaviour import Behaviour
 from oomph.tracing.known_outputs import key_of, leaves_of
 from oomph.tracing.pretend import Lie, is_pretended
@@ -51,6 +51,7 @@ class Recorder(TorchDispatchMode):
         self.current_module: Callable[[], str] = str
         self.computes = True  # whether the work of kernels is noted
         self.capability = capability
+        self.host = host_memory.HostMemory()
         self._live: dict[int, _Live] = {}
         self._behaviours: dict[Any, Behaviour] = {}
         self._known = known_outputs.shared(torch.get_default_dtype())
@@ -90,6 +91,8 @@ class Recorder(TorchDispatchMode):
         if behaviour is None:
             behaviour = self._behaviours[function] = Behaviour(function)
         kind = behaviour.kind
+        if Lie.hosted and self.host.has_any(args, kwargs):
+            return host_memory.run_on_host(self, behaviour, function, args, kwargs)
         if kind == "view":
             out = function(*args, **kwargs)
             if behaviour.lifts:

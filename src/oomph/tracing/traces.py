@@ -94,7 +94,8 @@ def _traced(
 
     variant = variant_for_batch(made.batch_size, wish)
     doubt = prepare_and_test(capability, apply)
-    is_line = variant.micro_batch >= _AFFINE_FROM and not exactly
+    # What is worth offloading depends on its size.
+    is_line = variant.micro_batch >= _AFFINE_FROM and not (exactly or variant.offload_activations)
     sizes = (_AFFINE_FROM, _AFFINE_FROM + 1) if is_line else (variant.micro_batch,)
     steps = min(variant.accumulation, MOST_MICRO_STEPS)
     variants = [replace(variant, micro_batch=size, accumulation=steps) for size in sizes]

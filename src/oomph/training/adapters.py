@@ -187,15 +187,13 @@ class _Linear4bit(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, tensor: Any, weight: Any, scales: Any, bias: Any, sizes: Any) -> Any:
-        context.save_for_backward(weight, scales)
-        context.sizes = sizes
+        context.kept = weight, scales, sizes
         whole = _dequantised(weight, scales, sizes)
         return torch.nn.functional.linear(tensor.to(torch.bfloat16), whole, bias)
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
-        weight, scales = context.saved_tensors
-        whole = _dequantised(weight, scales, context.sizes)
+        whole = _dequantised(*context.kept)
         return gradients[0].to(torch.bfloat16) @ whole, None, None, None, None
 
 

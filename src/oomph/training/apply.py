@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from oomph.errors import UsageError
 from oomph.records.workload import How
 
 
@@ -50,20 +49,29 @@ def put_on_model(model: Any, how: How) -> Any:
 
 def put_on_optimizer(make: Callable[[Any], Any], parameters: Any, how: How) -> Any:
     """The optimizer that `how` asks for, made as the user makes theirs."""
-    optimizer = make(parameters)
-    if how.optimizer != "as-is":
+
+    def made(of: Any) -> Any:
+        if how.optimizer == "as-is":
+            return make(of)
         from oomph.training.optimizers import changed
 
-        optimizer = changed(optimizer, how.optimizer)
+        return changed(make(of), how.optimizer)
+
+    if how.offload_optimizer:
+        from oomph.training.offload_optimizer import make_on_host
+
+        return make_on_host(made, parameters)
     if how.optimizer_in_backward:
         from oomph.training.in_backward import step_in_backward
 
-        return step_in_backward(optimizer)
-    return optimizer
+        return step_in_backward(made(parameters))
+    return made(parameters)
 
 
 def around_forward(how: How) -> AbstractContextManager[Any]:
     """What each forward runs in."""
     if how.offload_activations:
-        raise UsageError("activations cannot be offloaded yet")
+        from oomph.training.offload_activations import offloaded_activations
+
+        return offloaded_activations()
     return contextlib.nullcontext()

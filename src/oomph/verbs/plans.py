@@ -9,12 +9,13 @@ from oomph.verbs.rehearsals import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from oomph.planning.choices import Choices
     from oomph.planning.planned import Planned
     from oomph.planning.planner import Found
     from oomph.planning.search import Checked
-    from oomph.records.plan import Plans, Preference, Rejected, Shortfall, Timeline
+    from oomph.records.plan import Plan, Plans, Preference, Rejected, Shortfall, Timeline
     from oomph.records.prediction import Prediction
     from oomph.records.trace import Trace
     from oomph.records.workload import Variant, Workload
@@ -34,6 +35,7 @@ class Drawn:
 
     plans: Plans
     timelines: tuple[Timeline, ...]  # of each plan
+    code: tuple[str, ...]  # a training loop for each plan
 
 
 def plan(
@@ -186,6 +188,7 @@ class _Search:
 
     def _planned(self, choices: Choices, found: Found) -> Drawn:
         """The plans of a search, each by its own rehearsal."""
+        from oomph.planning.planned import Planned
         from oomph.predicting.timeline import timeline_of
 
         shown = found.front[:_MOST_SHOWN]
@@ -197,9 +200,11 @@ class _Search:
                 self.refuted.add(variant)
                 return self._planned(*self._found(choices.least_micro_batch))
         kept = [one for one in predicted if one[1].fits != "no"]
+        plans = self._plans(choices, found, [(v, p) for v, p, _ in kept])
         return Drawn(
-            plans=self._plans(choices, found, [(v, p) for v, p, _ in kept]),
+            plans=plans,
             timelines=tuple(timeline_of(trace) for _, _, trace in kept),
+            code=tuple(Planned.of(plan).to_code() for plan in plans),
         )
 
     def _plans(
@@ -261,6 +266,13 @@ def load_plan(path: Path | str) -> Planned:
     from oomph.planning.planned import load_plan as load
 
     return load(path)
+
+
+def save_plan(plan: Plan, path: Path | str) -> None:
+    """Write one plan as plan.json."""
+    from oomph.planning.planned import Planned
+
+    Planned.of(plan).save(path)
 
 
 def as_answer(plans: Plans) -> dict[str, Any]:

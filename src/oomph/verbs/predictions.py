@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from oomph.predicting.speed import StepTime
     from oomph.records.catalog import GpuModel
     from oomph.records.prediction import Prediction, StepFrom
     from oomph.records.trace import Trace
-    from oomph.records.workload import Precision, Variant, Workload
+    from oomph.records.workload import Adapters, Attention, Loss, Precision, Variant, Workload
     from oomph.tracing.traces import Traced, Wish
     from oomph.verbs.targets import Ready
 
@@ -26,6 +26,12 @@ def predict(
     precision: Precision = "fp32",
     checkpointing: str = "none",
     optimizer: str = "as-is",
+    attention: Attention = "as-is",
+    loss: Loss = "as-is",
+    optimizer_in_backward: bool = False,
+    offload: Collection[str] = (),
+    adapters: Adapters = "none",
+    expandable_segments: bool = False,
     measured_step_s: float | None = None,
     measured_micro_batch: int | None = None,
     measured_precision: Precision | None = None,
@@ -38,6 +44,10 @@ def predict(
     "blocks" (every block is recomputed), "every-2" (every second), "blocks:0,3" (the first and the
     fourth) or "selective" (what is cheap to recompute). `optimizer` is "as-is", the user's own as
     "fused", "foreach" or "for-loop", or with state in "8-bit", or another: "adafactor", "sgd".
+    `attention="sdpa"` exchanges eager
+    attention for torch's fused one, `loss="chunked"` computes a language model's loss in pieces,
+    `optimizer_in_backward` uses each gradient up at once, `offload` moves "activations" or the
+    "optimizer" to the host, `adapters` trains "lora" or "qlora" instead of the whole model.
     Nothing is trained and no memory of the model's size is used; the rehearsal runs in a child
     process. `say` is told when something takes seconds.
 
@@ -48,11 +58,18 @@ def predict(
     from dataclasses import replace
 
     from oomph.predicting import assembly
+    from oomph.predicting.allocator_settings import AllocatorSettings
     from oomph.records.checkpointing import check_checkpointing
     from oomph.records.workload import check_optimizer
     from oomph.tracing import traces
     from oomph.verbs.targets import find_target
 
+    _check_one_of("attention", attention, ("as-is", "sdpa"))
+    _check_one_of("loss", loss, ("as-is", "chunked"))
+    _check_one_of("adapters", adapters, ("none", "lora", "qlora"))
+    offload = (offload,) if isinstance(offload, str) else offload
+    for what in offload:
+        _check_one_of("offload", what, ("activations", "optimizer"))
     target = find_target(gpu, gpu_memory)
     capability = traces.kind_of(target.capability)
     place = find_place(workload)
@@ -61,6 +78,12 @@ def predict(
         precision=precision,
         checkpointing=check_checkpointing(checkpointing),
         optimizer=check_optimizer(optimizer),
+        attention=attention,
+        loss=loss,
+        optimizer_in_backward=optimizer_in_backward,
+        offload_activations="activations" in offload,
+        offload_optimizer="optimizer" in offload,
+        adapters=adapters,
     )
     like = replace(
         wish,
@@ -79,8 +102,9 @@ def predict(
         time = _anchored(time, step_time(*reference, ready.model), measured_step_s)
     return assembly.assemble(
         trace,
-        variant,
+        replace(variant, expandable_segments=expandable_segments),
         ready.card,
+        settings=AllocatorSettings(expandable_segments=expandable_segments),
         time=time,
         step_from=_step_from(ready, measured_step_s),
         notes=[*notes, *ready.notes],
@@ -107,6 +131,13 @@ def _trace_for(
 
 
 def _say_nothing(_: str) -> None: ...
+
+
+def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    from oomph.errors import UsageError
+
+    if value not in known:
+        raise UsageError(f"{value!r:.40} is no way for {name}", attempt=" or ".join(known))
 
 
 def _traced(
