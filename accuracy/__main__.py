@@ -214,7 +214,7 @@ def main() -> None:
     if options.readme and options.only:
         parser.error("--readme wants all rows")
 
-    from accuracy import cnn, gpt
+    from accuracy import cnn, gpt, llm
 
     cnn.check_parameters()
     gpt.check_parameters()
@@ -225,7 +225,7 @@ def main() -> None:
     for title, source, rows in groups:
         print(f"### {title}\n\n{source.metric}; {source.gpu}; {source.reference}\n")
         print("\n".join(table(rows)) + "\n")
-    lines = "\n".join(summary(groups))
+    lines = "\n".join([*summary(groups), *llm.report(options.only)])
     print(lines)
     if options.readme:
         _write(lines)

@@ -113,8 +113,19 @@ def variants(choices: Choices) -> Iterator[Variant]:
                     num_gpus=num_gpus,
                     **how,
                 )
-                if contradiction_in(variant, clips_gradients=choices.clips_gradients) is None:
+                if _is_worth_a_look(variant, clips_gradients=choices.clips_gradients):
                     yield variant
+
+
+def _is_worth_a_look(variant: Variant, *, clips_gradients: bool) -> bool:
+    """No contradiction, and nothing that is pointless beside another trick of the same variant."""
+    # A recomputed block keeps next to nothing that could be offloaded.
+    is_kept = variant.checkpointing == "none" and not variant.optimizer_in_backward
+    if variant.offload_activations and not is_kept:
+        return False
+    if variant.offload_optimizer and variant.optimizer != "as-is":
+        return False  # how the host computes a step is not the GPU's implementation
+    return contradiction_in(variant, clips_gradients=clips_gradients) is None
 
 
 def _fewer(choices: Choices) -> Choices:

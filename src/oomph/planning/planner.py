@@ -21,6 +21,8 @@ from oomph.planning.tricks import Lever, levers_of
 from oomph.records.plan import Preference, Stability, Trick
 from oomph.records.workload import Variant
 
+_STEP_RATIO = 0.85  # of memory, from one plan that is shown to the next
+
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
@@ -38,7 +40,8 @@ class Found:
     """What a search has found."""
 
     best: Variant | None
-    front: tuple[Variant, ...]  # the best first, then by time
+    shown: tuple[Variant, ...]  # the best first, then others of the front by time
+    num_on_front: int
     smallest: Variant  # the one with the least memory, whether it fits or not
     fastest_s: float  # of all, on a GPU of infinite memory
     num_candidates: int
@@ -46,9 +49,13 @@ class Found:
 
 
 def search(
-    choices: Choices, known: Known, limit_bytes: int, prefer: Preference = "balance"
+    choices: Choices,
+    known: Known,
+    limit_bytes: int,
+    prefer: Preference = "balance",
+    most: int = 6,
 ) -> Found:
-    """Look at every combination."""
+    """Look at every combination; show at most so many."""
     changing = _changed_by_part_of_the_batch(choices)
     candidates = [
         _candidate(variant, known, changing)
@@ -63,16 +70,41 @@ def search(
         return checks[id(candidate)]
 
     best = find_best(candidates, check, limit_bytes, prefer)
-    front = [one.variant for one, _ in find_front(candidates, check, limit_bytes)]
-    chosen = [] if best is None else [best.variant]
+    front = find_front(candidates, check, limit_bytes)
     return Found(
         best=None if best is None else best.variant,
-        front=(*chosen, *(variant for variant in front if variant not in chosen)),
+        shown=tuple(one.variant for one in varied(front, best, most)),
+        num_on_front=len(front),
         smallest=min(candidates, key=lambda one: (one.least_bytes, one.step_s)).variant,
         fastest_s=min(one.step_s for one in candidates),
         num_candidates=len(candidates),
         changing=changing,
     )
+
+
+def varied(
+    front: Sequence[tuple[Candidate, Checked]], best: Candidate | None, most: int
+) -> list[Candidate]:
+    """A front of dozens -> the few that tell most: the best, the mildest, and steps in memory."""
+    if best is None:
+        return []
+    chosen = [best]
+    mildest = [
+        one
+        for one, _ in front
+        if STABILITIES.index(one.stability) < STABILITIES.index(best.stability)
+    ]
+    chosen += mildest[:1]
+    last = min((checked.device_bytes for one, checked in front if one is best), default=0)
+    for one, checked in front:
+        if one not in chosen and (not last or checked.device_bytes <= _STEP_RATIO * last):
+            chosen.append(one)
+            last = checked.device_bytes
+    smallest = min(front, key=lambda pair: pair[1].device_bytes, default=None)
+    kept = chosen[:most]
+    if smallest is not None and smallest[0] not in kept:
+        kept[most - 1 :] = [smallest[0]]
+    return [best, *sorted((one for one in kept if one is not best), key=lambda one: one.step_s)]
 
 
 def _candidate(variant: Variant, known: Known, changing: frozenset[str]) -> Candidate:

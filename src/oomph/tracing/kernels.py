@@ -22,6 +22,9 @@ _CUBLAS_WORKSPACE_BYTES_FROM_9 = 32 * KIB * KIB
 # Embedding.cu: up to so many indices the kernel needs no sorting.
 _INDICES_WITHOUT_SORTING = 3072
 
+# kernel_backward.h, kOutputInRF: heads up to the size of a block of queries, in half precision.
+_WIDEST_HEAD_IN_REGISTERS = 128
+
 GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "addmv", "mv"})
 
 
@@ -30,11 +33,11 @@ def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
 
 
 def _flash_backward(args: Any) -> list[int]:
-    """dq is accumulated in fp32 over rows padded to 128 and heads to 32, and a softmax sum."""
+    """A softmax sum, and dq accumulated in fp32, padded (flash_api.cpp, mha_bwd)."""
     query, key = args[1], args[2]
     batch, heads, rows, head = query.shape
     padded = batch * heads * _up(rows, 128)
-    blocks = [4 * padded * _up(head, 32), 4 * padded]
+    blocks = [4 * padded, 4 * padded * _up(head, 32 if head <= 128 else 64)]
     if key.shape[1] != heads:  # the gradients of k and v, per query head
         expanded = batch * heads * key.shape[2] * head * query.element_size()
         blocks += [expanded, expanded]
@@ -42,11 +45,18 @@ def _flash_backward(args: Any) -> list[int]:
 
 
 def _efficient_backward(args: Any) -> list[int]:
-    query = args[1]
-    batch, heads, rows = query.shape[0], query.shape[1], query.shape[2]
-    blocks = [4 * batch * heads * rows]
-    if query.dtype != torch.float32:
-        blocks.append(4 * query.numel())
+    """attention_backward.cu and mem_eff_attention/kernel_backward.h.
+
+    dq is added up in fp32, and dk and dv, too, where a head of half precision is too wide for the
+    registers. In fp32 delta is made before, of a product that is as large and gone by then.
+    """
+    query, key = args[1], args[2]
+    delta_bytes = 4 * query.shape[0] * query.shape[1] * query.shape[2]
+    if query.dtype == torch.float32:
+        return [4 * query.numel(), delta_bytes]
+    blocks = [delta_bytes, 4 * query.numel()]
+    if query.shape[-1] > _WIDEST_HEAD_IN_REGISTERS:
+        blocks += [4 * key.numel(), 4 * key.numel()]
     return blocks
 
 

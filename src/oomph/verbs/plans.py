@@ -130,14 +130,18 @@ class _Search:
         from oomph.verbs.rehearsals import choices_of, complete
 
         choices = choices_of(self.rehearsed, self.asked, self.target.capability, least_micro_batch)
-        complete(self.rehearsed, self.rehearser, variants(choices), self.say)
-        self.say("comparing")
         self.ways = Ways(
             families=self.rehearsed.families,
             steps=self.rehearsed.steps,
             model=self.ready.rated,
             known_replays=self.rehearsed.replays,
         )
+        every = list(variants(choices))
+        plain = [variant for variant in every if not variant.optimizer_in_backward]
+        complete(self.rehearsed, self.rehearser, plain, self.say)
+        rest = [v for v in every if v.optimizer_in_backward and self._could_fit(v)]
+        complete(self.rehearsed, self.rehearser, rest, self.say)
+        self.say("comparing")
         known = Known(
             is_known=self.ways.knows,
             least_bytes=lambda variant: (
@@ -147,7 +151,17 @@ class _Search:
             check=self._check,
         )
         limit_bytes = self.card.usable.high_bytes
-        return choices, search(choices, known, limit_bytes, self.asked.prefer)
+        return choices, search(choices, known, limit_bytes, self.asked.prefer, _MOST_SHOWN)
+
+    def _could_fit(self, variant: Variant) -> bool:
+        """Whether it could if all gradients were gone, which is all that it can save."""
+        from dataclasses import replace
+
+        usual = replace(variant, optimizer_in_backward=False)
+        if not self.ways.knows(usual):
+            return True
+        least = self.ways.least_bytes(usual) - self.rehearsed.possible.parameter_bytes
+        return least + self.card.context.low_bytes <= self.card.usable.high_bytes
 
     def _check(self, variant: Variant) -> Checked:
         """By replays of what was rehearsed, and by its own rehearsal where there was one."""
@@ -191,7 +205,7 @@ class _Search:
         from oomph.planning.planned import Planned
         from oomph.predicting.timeline import timeline_of
 
-        shown = found.front[:_MOST_SHOWN]
+        shown = found.shown
         predicted = []
         for number, variant in enumerate(shown, start=1):
             self.say(f"rehearsing plan {number} of {len(shown)} itself: {in_words(variant)}")
