@@ -26,6 +26,12 @@ async function bundled(entry) {
 
 const hash = (text) => `'sha256-${createHash("sha256").update(text, "utf8").digest("base64")}'`;
 
+// The hashes are of every character between the tags, so that no space may stand there.
+function put(page, [place, text]) {
+  if (!page.includes(place)) throw new Error(`the page has no ${place}`);
+  return page.replace(place, () => text);
+}
+
 async function build(name) {
   const [script, style, html] = await Promise.all([
     bundled(`src/${name}.ts`),
@@ -33,10 +39,11 @@ async function build(name) {
     readFile(new URL(`src/${name}.html`, import.meta.url), "utf8"),
   ]);
   const policy = `default-src 'none'; script-src ${hash(script)}; style-src ${hash(style)}; img-src data:; base-uri 'none'; form-action 'none'`;
-  const page = html
-    .replace("%policy%", () => policy)
-    .replace("%style%", () => style)
-    .replace("%script%", () => script);
+  const page = [
+    ["%policy%", policy],
+    ["<style>%style%</style>", `<style>${style}</style>`],
+    ["<script>%script%</script>", `<script>${script}</script>`],
+  ].reduce(put, html);
   await mkdir(OUT, { recursive: true });
   await writeFile(new URL(`${name}.html`, OUT), page);
   console.log(`${name}.html: ${(page.length / 1024).toFixed(1)} KiB`);

@@ -19,7 +19,8 @@ try {
     logLevel: "warning",
   });
   const files = tests.map((name) => join(out, name.replace(".ts", ".mjs")));
-  process.exitCode = spawnSync(process.execPath, ["--test", ...files], { stdio: "inherit" }).status ?? 1;
+  process.exitCode =
+    spawnSync(process.execPath, ["--test", ...files], { stdio: "inherit" }).status ?? 1;
 } finally {
   rmSync(out, { recursive: true, force: true });
 }

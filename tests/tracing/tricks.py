@@ -126,7 +126,8 @@ def differences(trained: Trace, reference: Trace, direct: Trace) -> list[str]:
     spliced, whole = with_step_of(in_columns(trained), in_columns(reference)), in_columns(direct)
     pairs = {
         "requests": (requested(spliced), requested(whole)),
-        "live bytes": (spliced.live_by_event(0).tolist(), whole.live_by_event(0).tolist()),
+        "peak": (spliced.live_bytes(0), whole.live_bytes(0)),
+        "end": (int(spliced.live_by_event(0)[-1]), int(whole.live_by_event(0)[-1])),
         "ops": ([spliced.kernels[n] for n in spliced.op], [whole.kernels[n] for n in whole.op]),
     }
     return [name for name, (one, other) in pairs.items() if one != other]

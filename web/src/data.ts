@@ -39,6 +39,7 @@ export interface Prediction {
   capacity_bytes: number;
   fits: Verdict;
   num_retries: number;
+  host_bytes?: number | null; // of the host's memory, beside the data loader's
   by_category: Record<string, number>;
   by_module: Record<string, number>;
   peak_at: { step: number; phase: string; op: string; module: string };
@@ -73,7 +74,6 @@ export interface Plan {
   relative_time: number | null;
   recommended: boolean;
   why: string;
-  host_bytes?: number | null;
   timeline: Timeline | null;
   code: string;
 }

@@ -1,7 +1,10 @@
 // Elements from data. Text is always text: nothing that comes from a record is read as HTML.
 
 type Child = Node | string | null | undefined | false;
-type Attributes = Record<string, string | number | boolean | null | undefined | ((event: never) => void)>;
+type Attributes = Record<
+  string,
+  string | number | boolean | null | undefined | ((event: never) => void)
+>;
 
 function filled<E extends Element>(element: E, attributes: Attributes, children: Child[]): E {
   for (const [name, value] of Object.entries(attributes)) {

@@ -7,7 +7,9 @@ export interface Point {
 
 /** The numbers of the points that no other beats on both axes, by x. */
 export function front(points: Point[]): number[] {
-  const order = points.map((_, i) => i).sort((a, b) => points[a]!.x - points[b]!.x || points[a]!.y - points[b]!.y);
+  const order = points
+    .map((_, i) => i)
+    .sort((a, b) => points[a]!.x - points[b]!.x || points[a]!.y - points[b]!.y);
   const kept: number[] = [];
   let lowest = Infinity;
   for (const i of order) {

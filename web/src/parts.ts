@@ -9,12 +9,28 @@ import { STABILITIES, bytes, resources, room, seconds, times } from "./words";
 export function tilesOf(plan: Plan): HTMLElement[] {
   const { prediction, relative_time } = plan;
   const [gpus, ...more] = resources(plan);
-  const step = prediction.step_s === null ? "" : `about ${seconds(prediction.step_s)} a step, an estimate from the datasheet`;
+  const step =
+    prediction.step_s === null
+      ? ""
+      : `about ${seconds(prediction.step_s)} a step, an estimate from the datasheet`;
   return [
-    tile("Stability", h("span", { class: "stability" }, glyph(plan.stability), STABILITIES[plan.stability].short), STABILITIES[plan.stability].long),
-    tile("Memory", bytes(prediction.device_bytes), `${room(prediction)}; the error bar ends at ${bytes(prediction.high_bytes)}`, retries(plan)),
+    tile(
+      "Stability",
+      h("span", { class: "stability" }, glyph(plan.stability), STABILITIES[plan.stability].short),
+      STABILITIES[plan.stability].long,
+    ),
+    tile(
+      "Memory",
+      bytes(prediction.device_bytes),
+      `${room(prediction)}; the error bar ends at ${bytes(prediction.high_bytes)}`,
+      retries(plan),
+    ),
     tile("Resources", gpus ?? "", more.join(", ") || "nothing else of the machine"),
-    tile("Time", relative_time === null ? "not known" : `${times(relative_time)} the fastest`, step),
+    tile(
+      "Time",
+      relative_time === null ? "not known" : `${times(relative_time)} the fastest`,
+      step,
+    ),
   ];
 }
 
@@ -44,7 +60,9 @@ export function codeOf(plan: Plan, place: number): HTMLElement[] {
   );
   const whole = plan.code.trim() ? [copyable(plan.code, `Code of plan ${place + 1}`)] : [];
   return [
-    tricks.length ? h("ul", { class: "tricks" }, ...tricks) : h("p", { class: "note" }, "Nothing: train as you do."),
+    tricks.length
+      ? h("ul", { class: "tricks" }, ...tricks)
+      : h("p", { class: "note" }, "Nothing: train as you do."),
     ...whole,
   ];
 }
@@ -62,7 +80,12 @@ function copyable(text: string, label: string): HTMLElement {
       waiting = window.setTimeout(() => (button.textContent = "Copy"), 2000);
     });
   });
-  return h("div", { class: "copyable" }, h("div", { class: "copy-bar" }, h("span", {}, label), button, told), code);
+  return h(
+    "div",
+    { class: "copyable" },
+    h("div", { class: "copy-bar" }, h("span", {}, label), button, told),
+    code,
+  );
 }
 
 /** To the clipboard; where the browser refuses, the text is selected for the user to copy. */
@@ -91,20 +114,30 @@ export function listsOf(data: Plans, plan: Plan | null): HTMLElement[] {
     h(
       "div",
       { class: "two" },
-      data.caveats.length ? block("To be known", h("ul", {}, ...data.caveats.map((text) => h("li", {}, text)))) : null,
-      data.rejected.length ? block("Rejected", pairs(data.rejected.map(({ what, why }) => [what, why]))) : null,
+      data.caveats.length
+        ? block("To be known", h("ul", {}, ...data.caveats.map((text) => h("li", {}, text))))
+        : null,
+      data.rejected.length
+        ? block("Rejected", pairs(data.rejected.map(({ what, why }) => [what, why])))
+        : null,
     ),
     h(
       "div",
       { class: "folds" },
-      modules.length ? fold("Largest modules at the peak", pairs(modules.map(([name, size]) => [name || "the model itself", bytes(size)]))) : null,
+      modules.length
+        ? fold(
+            "Largest modules at the peak",
+            pairs(modules.map(([name, size]) => [name || "the model itself", bytes(size)])),
+          )
+        : null,
       unknowns.length ? fold("What the error bar is made of", pairs(unknowns)) : null,
       assumed.length ? fold("What was assumed", pairs(assumed)) : null,
     ),
   ];
 }
 
-const signed = (size: number): string => (size > 0 ? bytes(size) : size < 0 ? `−${bytes(-size)}` : "0");
+const signed = (size: number): string =>
+  size > 0 ? bytes(size) : size < 0 ? `−${bytes(-size)}` : "0";
 
 const block = (title: string, content: HTMLElement): HTMLElement => {
   const id = title.toLowerCase().replace(/[^a-z]+/g, "-");
@@ -118,4 +151,8 @@ const fold = (title: string, content: HTMLElement): HTMLElement =>
   h("details", {}, h("summary", {}, chevron(), title), content);
 
 const chevron = (): SVGElement =>
-  svg("svg", { class: "chevron", viewBox: "0 0 12 12", "aria-hidden": "true" }, svg("path", { d: "M4 2L8 6L4 10" }));
+  svg(
+    "svg",
+    { class: "chevron", viewBox: "0 0 12 12", "aria-hidden": "true" },
+    svg("path", { d: "M4 2L8 6L4 10" }),
+  );

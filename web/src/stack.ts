@@ -20,12 +20,50 @@ export function layersOf(timeline: Timeline, context: number): Layer[] {
   const below = timeline.positions.map(() => 0);
   const named: [string, number[]][] = [
     [CONTEXT, timeline.positions.map(() => context)],
-    ...timeline.categories.map((name, i): [string, number[]] => [name, timeline.live_bytes[i] ?? []]),
+    ...timeline.categories.map((name, i): [string, number[]] => [
+      name,
+      timeline.live_bytes[i] ?? [],
+    ]),
   ];
   return named.map(([name, own]) => {
     own.forEach((size, at) => (below[at] = (below[at] ?? 0) + size));
     return { name, bytes: own, tops: below.map(toGib) };
   });
+}
+
+export interface Columns extends Timeline {
+  moments: number[]; // where in the step each column's moment is
+}
+
+/**
+ * A timeline in so many columns of equal width, each the highest moment of its stretch: a peak of
+ * one allocation is as wide as a column, and is seen.
+ */
+export function inColumns(timeline: Timeline, count: number): Columns {
+  const { positions, live_bytes } = timeline;
+  const total = (i: number): number => live_bytes.reduce((sum, layer) => sum + (layer[i] ?? 0), 0);
+  const chosen: number[] = [];
+  let next = 0;
+  for (let column = 0; column < count; column++) {
+    let best = Math.max(next - 1, 0); // what holds when the column begins
+    for (
+      ;
+      next < positions.length && (positions[next]! < (column + 1) / count || column === count - 1);
+      next++
+    ) {
+      if (total(next) > total(best)) best = next;
+    }
+    chosen.push(best);
+  }
+  chosen.push(chosen[count - 1] ?? 0); // the last column has an end, too
+  const edges = chosen.map((_, column) => column / count);
+  return {
+    ...timeline,
+    positions: edges,
+    moments: chosen.map((i, column) => Math.max(positions[i] ?? 0, edges[column]!)),
+    live_bytes: live_bytes.map((layer) => chosen.map((i) => layer[i] ?? 0)),
+    ops: chosen.map((i) => timeline.ops[i] ?? -1),
+  };
 }
 
 export interface Segment {
@@ -51,10 +89,10 @@ export function segmentsOf(phases: [number, string][]): Segment[] {
   return found;
 }
 
-/** The phase at a position. */
+/** The phase that led to a position: what is there where a phase begins is the work of the one before. */
 export function phaseAt(phases: [number, string][], position: number): string {
-  let name = "";
-  for (const [start, phase] of phases) if (start <= position) name = phase;
+  let name = phases[0]?.[1] ?? "";
+  for (const [start, phase] of phases) if (start < position) name = phase;
   return name;
 }
 
@@ -65,12 +103,21 @@ export interface Spot {
 }
 
 /** The best place for a name of this width (a share of the step) inside a layer; the first of equals. */
-export function spotFor(bottoms: number[], tops: number[], positions: number[], width: number): Spot {
+export function spotFor(
+  bottoms: number[],
+  tops: number[],
+  positions: number[],
+  width: number,
+): Spot {
   let best: Spot = { x: width / 2, y: 0, room: -Infinity };
   for (const position of positions) {
     const x = Math.min(Math.max(position, width / 2), 1 - width / 2);
     let [floor, ceiling] = [-Infinity, Infinity];
-    for (let i = Math.max(last(positions, x - width / 2), 0); i < positions.length && positions[i]! <= x + width / 2; i++) {
+    for (
+      let i = Math.max(last(positions, x - width / 2), 0);
+      i < positions.length && positions[i]! <= x + width / 2;
+      i++
+    ) {
       floor = Math.max(floor, bottoms[i] ?? 0);
       ceiling = Math.min(ceiling, tops[i] ?? 0);
     }

@@ -1,4 +1,5 @@
-// The plans on the four axes: a table, and cards where the screen is narrow.
+// The plans on the four axes: a table, and cards where the screen is narrow. Roles are spelt out:
+// a table that is laid out as cards would lose its own.
 
 import type { Plan, Plans, Prediction } from "./data";
 import { h, styled } from "./dom";
@@ -11,14 +12,19 @@ export interface Table {
 }
 
 export function planTable(data: Plans, onChoose: (place: number) => void): Table {
-  const widest = Math.max(data.capacity_bytes, ...data.plans.map((plan) => plan.prediction.high_bytes)) * 1.04;
+  const widest =
+    Math.max(data.capacity_bytes, ...data.plans.map((plan) => plan.prediction.high_bytes)) * 1.04;
   const slowest = Math.max(...data.plans.map((plan) => plan.relative_time ?? 0));
   const rows = data.plans.map((plan, place) => row(plan, place, widest, slowest, onChoose));
   const head = ["Plan", "Stability", "Memory, GiB", "Resources", "Time of a step"];
   const element = h(
     "table",
-    { class: "plans" },
-    h("caption", { class: "unseen" }, "The plans on four axes: stability, memory, resources and time"),
+    { class: "plans", role: "table" },
+    h(
+      "caption",
+      { class: "unseen" },
+      "The plans on four axes: stability, memory, resources and time",
+    ),
     h("thead", {}, h("tr", {}, ...head.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {}, ...rows.map(({ element }) => element)),
   );
@@ -32,7 +38,13 @@ export function planTable(data: Plans, onChoose: (place: number) => void): Table
   };
 }
 
-function row(plan: Plan, place: number, widest: number, slowest: number, onChoose: (place: number) => void) {
+function row(
+  plan: Plan,
+  place: number,
+  widest: number,
+  slowest: number,
+  onChoose: (place: number) => void,
+) {
   const [split, ...others] = settings(plan.variant);
   const button = h(
     "button",
@@ -43,12 +55,16 @@ function row(plan: Plan, place: number, widest: number, slowest: number, onChoos
   );
   const element = h(
     "tr",
-    { "data-plan": place, click: () => onChoose(place) },
-    h("th", { scope: "row" }, button),
-    h("td", { "data-axis": "Stability" }, h("span", { class: "stability" }, glyph(plan.stability), STABILITIES[plan.stability].short)),
-    h("td", { "data-axis": "Memory" }, memory(plan.prediction, widest)),
-    h("td", { "data-axis": "Resources" }, resources(plan).join(", ")),
-    h("td", { "data-axis": "Time" }, time(plan, slowest)),
+    { role: "row", "data-plan": place, click: () => onChoose(place) },
+    h("th", { scope: "row", role: "rowheader" }, button),
+    h(
+      "td",
+      { role: "cell", "data-axis": "Stability" },
+      h("span", { class: "stability" }, glyph(plan.stability), STABILITIES[plan.stability].short),
+    ),
+    h("td", { role: "cell", "data-axis": "Memory" }, memory(plan.prediction, widest)),
+    h("td", { role: "cell", "data-axis": "Resources" }, resources(plan).join(", ")),
+    h("td", { role: "cell", "data-axis": "Time" }, time(plan, slowest)),
   );
   return { element, button };
 }
@@ -64,10 +80,18 @@ function memory(prediction: Prediction, widest: number): HTMLElement {
       "div",
       { class: `bar ${fits}`, "aria-hidden": "true" },
       styled(h("i", { class: "fill" }), { width: at(device_bytes) }),
-      styled(h("i", { class: "error" }), { left: at(low_bytes), width: at(high_bytes - low_bytes) }),
+      styled(h("i", { class: "error" }), {
+        left: at(low_bytes),
+        width: at(high_bytes - low_bytes),
+      }),
       styled(h("i", { class: "end" }), { left: at(capacity_bytes) }),
     ),
-    h("div", {}, h("b", {}, gib(device_bytes)), ` (${gib(low_bytes)} to ${gib(high_bytes)}) of ${gib(capacity_bytes)}`),
+    h(
+      "div",
+      {},
+      h("b", {}, gib(device_bytes)),
+      ` (${gib(low_bytes)} to ${gib(high_bytes)}) of ${gib(capacity_bytes)}`,
+    ),
     h("div", { class: "rest" }, `${VERDICTS[fits]}, ${room(prediction)}`),
   );
 }
@@ -84,10 +108,17 @@ function time(plan: Plan, slowest: number): HTMLElement {
       h(
         "div",
         { class: "bar", "aria-hidden": "true" },
-        styled(h("i", { class: "fill" }), { width: `${(100 * plan.relative_time) / (slowest || 1)}%` }),
+        styled(h("i", { class: "fill" }), {
+          width: `${(100 * plan.relative_time) / (slowest || 1)}%`,
+        }),
       ),
-    h("div", {}, plan.relative_time !== null && h("b", {}, times(plan.relative_time)), step_s !== null && ` ${seconds(step_s)}`),
-    step_s !== null && h("div", { class: "rest" }, `${Number((batch / step_s).toPrecision(3))} samples/s`),
+    h(
+      "div",
+      {},
+      plan.relative_time !== null && h("b", {}, times(plan.relative_time)),
+      step_s !== null && ` ${seconds(step_s)}`,
+    ),
+    step_s !== null &&
+      h("div", { class: "rest" }, `${Number((batch / step_s).toPrecision(3))} samples/s`),
   );
 }
-

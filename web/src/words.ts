@@ -128,14 +128,20 @@ export function asGiven(plans: Plans): string {
 
 /** GPUs and what else a plan takes of the machine. */
 export function resources(plan: Plan): string[] {
-  const { num_gpus, offload_activations, offload_optimizer } = plan.variant;
+  const { num_gpus, sharding, offload_activations, offload_optimizer } = plan.variant;
+  const { host_bytes } = plan.prediction;
   const words = [`${num_gpus} ${num_gpus === 1 ? "GPU" : "GPUs"}`];
-  if (plan.host_bytes) words.push(`${bytes(plan.host_bytes)} of host memory`);
+  if (host_bytes) words.push(`${bytes(host_bytes)} of host memory`);
   if (offload_activations) words.push("activations over PCIe");
   if (offload_optimizer) words.push("optimizer on the host");
-  if (num_gpus > 1) words.push("gradients between GPUs");
+  const isSharded = sharding === "fsdp" || sharding === "hybrid";
+  if (num_gpus > 1) words.push(`${isSharded ? "parameters and " : ""}gradients between GPUs`);
   return words;
 }
+
+/** An op as torch's users know it: "aten.mm.default in blocks.3" is "mm in blocks.3". */
+export const plainOp = (op: string): string =>
+  op.replace(/^aten(?:\.|::)(\w+)(?:\.default)?(?= |$)/, "$1");
 
 /** Room that is left, or that is missing. */
 export function room(prediction: Prediction): string {

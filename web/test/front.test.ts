@@ -3,7 +3,13 @@ import test from "node:test";
 import { front, span, ticks } from "../src/front";
 
 test("the front has those that none beats on both axes", () => {
-  const points = [{ x: 2, y: 2 }, { x: 1, y: 5 }, { x: 3, y: 3 }, { x: 4, y: 1 }, { x: 1, y: 6 }];
+  const points = [
+    { x: 2, y: 2 },
+    { x: 1, y: 5 },
+    { x: 3, y: 3 },
+    { x: 4, y: 1 },
+    { x: 1, y: 6 },
+  ];
   assert.deepEqual(front(points), [1, 0, 3]);
   assert.deepEqual(front([]), []);
 });

@@ -1,7 +1,18 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import type { Plan, Plans, Prediction, Variant } from "../src/data";
-import { asGiven, bytes, headline, recomputed, room, seconds, settings, wayOut } from "../src/words";
+import {
+  asGiven,
+  bytes,
+  headline,
+  plainOp,
+  recomputed,
+  resources,
+  room,
+  seconds,
+  settings,
+  wayOut,
+} from "../src/words";
 
 const GIB = 2 ** 30;
 
@@ -43,7 +54,12 @@ test("what fits only at the best of what is unknown is not said to fit", () => {
 });
 
 test("where nothing fits it says by how much, and what would do", () => {
-  const short = { missing_bytes: 3 * GIB, largest_part: "optimizer 12.4 GiB", smallest_gpu: "a100-40gb", num_gpus: 2 };
+  const short = {
+    missing_bytes: 3 * GIB,
+    largest_part: "optimizer 12.4 GiB",
+    smallest_gpu: "a100-40gb",
+    num_gpus: 2,
+  };
   const none = { ...plans, shortfall: short };
   assert.equal(headline(none, null), "Nothing fits on v100-16gb: 3.0 GiB are missing");
   assert.equal(
@@ -53,12 +69,24 @@ test("where nothing fits it says by how much, and what would do", () => {
 });
 
 test("the workload as given is told first if it fits", () => {
-  assert.equal(asGiven(plans), "As given it does not fit: 101.0 of 15.8 GiB, all 64 examples at once.");
+  assert.equal(
+    asGiven(plans),
+    "As given it does not fit: 101.0 of 15.8 GiB, all 64 examples at once.",
+  );
   assert.match(asGiven({ ...plans, fits_as_is: "yes" }), /^It already fits as given/);
 });
 
 test("every way of recomputing has its words", () => {
-  const told = ["none", "blocks", "every-2", "every-4", "selective", "blocks:3", "blocks:0,4,5", "new"].map(recomputed);
+  const told = [
+    "none",
+    "blocks",
+    "every-2",
+    "every-4",
+    "selective",
+    "blocks:3",
+    "blocks:0,4,5",
+    "new",
+  ].map(recomputed);
   assert.deepEqual(told, [
     null,
     "every block recomputed",
@@ -73,12 +101,56 @@ test("every way of recomputing has its words", () => {
 
 test("only what differs from plain training is told", () => {
   assert.deepEqual(settings(variant), ["micro-batch 8 × 8", "fp16"]);
-  const much = { ...variant, num_gpus: 2, sharding: "fsdp", optimizer: "8-bit", offload_activations: true };
-  assert.deepEqual(settings(much), ["micro-batch 8 × 8 on 2 GPUs", "fp16", "FSDP", "8-bit optimizer", "activations offloaded"]);
+  const much = {
+    ...variant,
+    num_gpus: 2,
+    sharding: "fsdp",
+    optimizer: "8-bit",
+    offload_activations: true,
+  };
+  assert.deepEqual(settings(much), [
+    "micro-batch 8 × 8 on 2 GPUs",
+    "fp16",
+    "FSDP",
+    "8-bit optimizer",
+    "activations offloaded",
+  ]);
 });
 
 test("sizes and times are as a person writes them", () => {
   assert.deepEqual([0, 1500 * 2 ** 20, 24 * GIB].map(bytes), ["0 B", "1.5 GiB", "24.0 GiB"]);
-  assert.deepEqual([0.04213, 1.386, 59.94, 125.2, 119.7].map(seconds), ["0.0421 s", "1.39 s", "59.9 s", "2 min 5 s", "2 min 0 s"]);
+  assert.deepEqual([0.04213, 1.386, 59.94, 125.2, 119.7].map(seconds), [
+    "0.0421 s",
+    "1.39 s",
+    "59.9 s",
+    "2 min 5 s",
+    "2 min 0 s",
+  ]);
   assert.equal(room({ ...prediction, device_bytes: 16.8 * GIB }), "1.0 GiB too much");
+});
+
+test("an op is named as torch's users know it", () => {
+  const told = [
+    "aten.mm.default in blocks.3",
+    "aten::mm",
+    "aten.add_.Tensor",
+    "_foreach_sqrt in x",
+    "",
+  ].map(plainOp);
+  assert.deepEqual(told, ["mm in blocks.3", "mm", "aten.add_.Tensor", "_foreach_sqrt in x", ""]);
+});
+
+test("resources are the GPUs, the host's memory and what goes between them", () => {
+  assert.deepEqual(resources(plan), ["1 GPU"]);
+  const much = {
+    ...plan,
+    variant: { ...variant, num_gpus: 2, sharding: "fsdp", offload_optimizer: true },
+    prediction: { ...prediction, host_bytes: 3 * GIB },
+  };
+  assert.deepEqual(resources(much), [
+    "2 GPUs",
+    "3.0 GiB of host memory",
+    "optimizer on the host",
+    "parameters and gradients between GPUs",
+  ]);
 });

@@ -18,6 +18,7 @@ from oomph.records.stored import SCHEMA, to_jsonable
 
 _PAGE = Path(__file__).with_name("page") / "plan.html"
 _PLACE = '"the data of this page"'  # a JSON string, where the data comes
+_DIGITS = 6  # of a position: a step has fewer events than a million
 # A browser ends a script at "</" and reads "<!--" inside it, whatever JSON says.
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
@@ -49,7 +50,8 @@ def _drawable(timeline: Timeline | None) -> dict[str, Any] | None:
     names = {op: number for number, op in enumerate(dict.fromkeys(timeline.ops))}
     return {
         **to_jsonable(timeline),
-        "positions": [round(position, 5) for position in timeline.positions],
+        "positions": [round(position, _DIGITS) for position in timeline.positions],
+        "phases": [[round(position, _DIGITS), phase] for position, phase in timeline.phases],
         "ops": [names[op] for op in timeline.ops],
         "op_names": list(names),
     }

@@ -1,0 +1,158 @@
+// The plans, shown inside any element: what a page has in its data, or what a server sent.
+
+import type { Plan, Plans, Prediction } from "./data";
+import { h, styled } from "./dom";
+import { codeOf, listsOf, tilesOf } from "./parts";
+import { scatter } from "./scatter";
+import { planTable } from "./table";
+import { timelineChart } from "./timeline";
+import { asGiven, bytes, headline, times, wayOut } from "./words";
+
+export function showPlans(root: HTMLElement, data: Plans): void {
+  const { plans } = data;
+  const title = h("h1", { id: "answer", "aria-live": "polite" });
+  const why = h("p", { class: "why" });
+  const head = h(
+    "header",
+    {},
+    h(
+      "p",
+      { class: "eyebrow" },
+      h("b", {}, "oomph plan"),
+      ` ${data.workload}, batch of ${data.batch_size}, on ${data.gpu}`,
+    ),
+    title,
+    why,
+    h("p", { class: "given" }, asGiven(data)),
+  );
+  if (!plans.length) {
+    title.textContent = document.title = headline(data, null);
+    why.textContent = wayOut(data);
+    root.replaceChildren(h("main", {}, head, asGivenParts(data.as_is), ...listsOf(data, null)));
+    return;
+  }
+  const tiles = h("div", { class: "tiles" });
+  const code = h("div", { class: "code" });
+  const unknowns = h("div", {});
+  const chart = timelineChart(plans, data.capacity_bytes);
+  const choose = (place: number): void => {
+    const plan = plans[place];
+    if (!plan) return;
+    title.textContent = document.title = headline(data, plan);
+    why.replaceChildren(
+      h("b", {}, plan.recommended ? "Recommended: " : `Plan ${place + 1}: `),
+      plan.why,
+    );
+    tiles.replaceChildren(...tilesOf(plan));
+    code.replaceChildren(...codeOf(plan, place));
+    unknowns.replaceChildren(...listsOf(data, plan));
+    chart.show(plan);
+    pills.forEach((pill, i) => pill.setAttribute("aria-pressed", String(i === place)));
+    bringIntoSight(pills[place]);
+    table.choose(place);
+    pareto.choose(place);
+  };
+  const chosen = (place: number): void => {
+    choose(place);
+    history.replaceState(null, "", `#plan-${place + 1}`);
+  };
+  const pills = plans.map((plan, place) => pill(plan, place, () => chosen(place)));
+  const table = planTable(data, chosen);
+  const pareto = scatter(plans, data.capacity_bytes, chosen);
+  root.replaceChildren(
+    h(
+      "main",
+      {},
+      head,
+      h("nav", { class: "pills", "aria-label": "Plans" }, ...pills),
+      tiles,
+      section("One training step in memory", chart.element),
+      section("The plans", table.element),
+      h(
+        "div",
+        { class: "two" },
+        section("Time against memory", pareto.element),
+        section("What to change", code),
+      ),
+      unknowns,
+      h(
+        "footer",
+        {},
+        `oomph ${data.version} compared ${data.num_candidates.toLocaleString("en")} ways to train. Predicted without a GPU; nothing was trained.`,
+      ),
+    ),
+  );
+  const fromAddress = (): number =>
+    Math.max(Number(/^#plan-(\d+)$/.exec(location.hash)?.[1] ?? 1) - 1, 0);
+  choose(Math.min(fromAddress(), plans.length - 1));
+  addEventListener("hashchange", () => choose(Math.min(fromAddress(), plans.length - 1)));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chart.redraw());
+  printWell(chart.redraw);
+}
+
+const section = (title: string, ...children: Node[]): HTMLElement => {
+  const id = title.toLowerCase().replace(/[^a-z]+/g, "-");
+  return h("section", { "aria-labelledby": id }, h("h2", { id }, title), ...children);
+};
+
+function pill(plan: Plan, place: number, onClick: () => void): HTMLButtonElement {
+  const time = plan.relative_time === null ? "" : ` · ${times(plan.relative_time)}`;
+  return h(
+    "button",
+    {
+      type: "button",
+      class: plan.recommended ? "pill best" : "pill",
+      "data-plan": place,
+      "aria-pressed": "false",
+      click: onClick,
+    },
+    h("b", {}, plan.recommended ? `★ Plan ${place + 1}` : `Plan ${place + 1}`),
+    h("span", {}, `${bytes(plan.prediction.device_bytes)}${time}`),
+  );
+}
+
+/** Along the row only: the page itself stays where the reader has it. */
+function bringIntoSight(pill: HTMLElement | undefined): void {
+  const row = pill?.parentElement;
+  if (!pill || !row) return;
+  const air = 24;
+  if (pill.offsetLeft - air < row.scrollLeft) row.scrollLeft = pill.offsetLeft - air;
+  const end = pill.offsetLeft + pill.offsetWidth + air - row.clientWidth;
+  if (end > row.scrollLeft) row.scrollLeft = end;
+}
+
+/** What the workload is made of as it was given: all there is to show where nothing fits. */
+function asGivenParts(prediction: Prediction): HTMLElement {
+  const rows = Object.entries(prediction.by_category).map(([name, size]) =>
+    h(
+      "li",
+      {},
+      h("span", {}, name),
+      h(
+        "span",
+        { class: "track" },
+        styled(h("i", {}), { width: `${(100 * size) / prediction.device_bytes}%` }),
+      ),
+      h("span", { class: "figure" }, bytes(size)),
+    ),
+  );
+  return section("What the peak is made of, as given", h("ul", { class: "bars" }, ...rows));
+}
+
+/** Paper is light, has no buttons, and opens nothing. */
+function printWell(redraw: () => void): void {
+  const opened: HTMLDetailsElement[] = [];
+  addEventListener("beforeprint", () => {
+    document.documentElement.dataset["paper"] = "";
+    for (const details of document.querySelectorAll<HTMLDetailsElement>("details:not([open])")) {
+      details.open = true;
+      opened.push(details);
+    }
+    redraw();
+  });
+  addEventListener("afterprint", () => {
+    delete document.documentElement.dataset["paper"];
+    for (const details of opened.splice(0)) details.open = false;
+    redraw();
+  });
+}
