@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types house docs rest fix accuracy bench clean \
+.PHONY: help demo test check format lint types house docs rest fix accuracy verdicts bench clean \
   web test-web
 
 # The page of `oomph plan --html`, built from web/ into the package.
@@ -68,8 +68,11 @@ fix: $(VENV)/.installed-dev ## format, mend what ruff can mend, write the genera
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m docs.generate
 
-accuracy: $(VENV)/.installed-dev ## predictions beside published GPU measurements
+accuracy: $(VENV)/.installed-accuracy ## predictions beside published GPU measurements
 	$(BIN)/python -m accuracy
+
+verdicts: $(VENV)/.installed-accuracy ## of all 417 models of timm's benchmark: does it fit? (40 minutes)
+	$(BIN)/python -m accuracy.timm_benchmark --all
 
 bench: $(VENV)/.installed-dev ## what a reading and a start cost, beside nvitop and gpustat
 	$(BIN)/python -m benchmarks
@@ -100,3 +103,12 @@ web/node_modules/.installed: web/package.json web/package-lock.json $(if $(HAS_N
 
 $(PAGE): web/node_modules/.installed web/build.mjs $(wildcard web/src/*)
 	$(NPM) run --silent build
+
+# For measured models only, in a folder of their own. timm as it was when they were measured; of
+# torchvision only what is Python, for its binaries want CUDA.
+$(VENV)/.installed-accuracy: Makefile | $(VENV)/.installed-dev
+	$(PIP) install --no-deps --upgrade --target $(VENV)/accuracy timm==0.6.7 pyyaml pillow
+	$(PIP) download --no-deps --dest $(VENV)/accuracy torchvision==0.29.2
+	$(BIN)/python -m accuracy.libraries $(VENV)/accuracy/torchvision-*.whl $(VENV)/accuracy
+	rm $(VENV)/accuracy/torchvision-*.whl
+	@touch $@

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from accuracy import perceptrons, timm_benchmark
 from accuracy.rows import ROWS, XMEM, Row, Source
 from oomph.errors import OomphError
 from oomph.predicting.assembly import Card
@@ -62,7 +63,7 @@ def score(row: Row) -> Scored:
             remarks.append(f"{_mib(late.device_bytes)} with zero_grad after the forward pass")
     except OomphError as error:
         return Scored(row=row, prediction=None, remarks=(*remarks, str(error)))
-    if limited_bytes < prediction.device_bytes:
+    if prediction.fits == "no" and limited_bytes < prediction.device_bytes:
         remarks.append(f"{_mib(limited_bytes)} where the allocator meets the end of the card")
     return Scored(row=row, prediction=prediction, remarks=tuple(remarks))
 
@@ -102,23 +103,31 @@ def _peak_under(limit_bytes: int, trace: Trace) -> int:
 
 def card_of(source: Source) -> Card:
     """The GPU of a source, with as much of the context as its figures have."""
-    from oomph.predicting.overhead import context, usable_bytes
+    from oomph.predicting.overhead import context, cudnn, usable_bytes
     from oomph.verbs import find_gpu
 
-    model = find_gpu(source.gpu).model
-    usable, whole = usable_bytes(model), context(model, source.torch_version)
-    if source.context_mib is None:
-        return Card(name=source.gpu, usable=usable, context=whole)
-    inside = source.context_mib * MIB
-    if inside == 0:  # it is there, but not in the figures
-        usable = Interval(
-            usable.low_bytes - whole.high_bytes,
-            usable.likely_bytes - whole.likely_bytes,
-            usable.high_bytes - whole.low_bytes,
-            "less the context",
-        )
-    told = Interval(inside, inside, inside, "as the source says")
-    return Card(name=source.gpu, usable=usable, context=told)
+    model, version = find_gpu(source.gpu).model, source.torch_version
+    usable, whole = usable_bytes(model), context(model, version)
+    of_cudnn, told = cudnn(model, version), whole
+    if source.context_mib is not None:
+        inside = source.context_mib * MIB
+        told = Interval(inside, inside, inside, "as the source says")
+        if inside:
+            of_cudnn = cudnn(model, version, measured_context_bytes=inside)
+        else:  # it is there, but not in the figures
+            usable = Interval(
+                usable.low_bytes - whole.high_bytes,
+                usable.likely_bytes - whole.likely_bytes,
+                usable.high_bytes - whole.low_bytes,
+                "less the context",
+            )
+    return Card(
+        name=source.gpu,
+        usable=usable,
+        context=told,
+        cudnn=of_cudnn,
+        has_fast_tf32=model.has_fast_tf32,
+    )
 
 
 # ---- tables ----------------------------------------------------------------------------------
@@ -199,6 +208,7 @@ def grouped(scored: Sequence[Scored]) -> list[tuple[str, Source, list[Scored]]]:
     groups: dict[tuple[str, Source], list[Scored]] = {}
     for each in scored:
         kind = "transformers" if each.row.model.startswith(("bert", "gpt")) else "CNNs"
+        kind = "perceptrons" if each.row.widths else kind
         groups.setdefault((f"{each.row.source.name}, {kind}", each.row.source), []).append(each)
     return [(title, source, rows) for (title, source), rows in groups.items()]
 
@@ -218,8 +228,9 @@ def main() -> None:
 
     cnn.check_parameters()
     gpt.check_parameters()
+    published = (*ROWS, *perceptrons.rows())
     scored = list(
-        _score_all([row for row in ROWS if options.only in f"{row.source.name} {row.what}"])
+        _score_all([row for row in published if options.only in f"{row.source.name} {row.what}"])
     )
     groups = grouped(scored)
     for title, source, rows in groups:
@@ -227,6 +238,9 @@ def main() -> None:
         print("\n".join(table(rows)) + "\n")
     lines = "\n".join([*summary(groups), *llm.report(options.only)])
     print(lines)
+    if options.only in timm_benchmark.TIMM.name:
+        print(f"\n### {timm_benchmark.TIMM.name}, verdicts\n")
+        print("\n".join(timm_benchmark.told()))
     if options.readme:
         _write(lines)
 

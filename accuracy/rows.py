@@ -22,6 +22,7 @@ Model = Literal[
     "vgg16",
     "mobilenet_v2",
     "mnasnet",
+    "perceptron",
 ]
 Optimizer = Literal["hf AdamW", "hf Adafactor", "bnb Adam8bit", "AdamW", "Adam", "SGD"]
 
@@ -54,10 +55,12 @@ class Row:
     checkpointing: bool = False
     step_s: float | None = None  # of one optimizer step, where it was published
     remark: str = ""
+    widths: tuple[int, ...] = ()  # of a perceptron, from its inputs to its outputs
 
     @property
     def what(self) -> str:
-        parts = [f"{self.model} {self.micro_batch}"]
+        name = " ".join([self.model, "-".join(map(str, self.widths))]).strip()
+        parts = [f"{name} {self.micro_batch}"]
         if self.accumulation > 1:
             parts[0] += f" x {self.accumulation}"
         parts += [self.optimizer, *([self.precision] if self.precision != "fp32" else [])]
@@ -86,10 +89,10 @@ GPUMEMNET = Source(
     reference="itu-rad/GPUMemNet@f01eb05 Test_Pipeline/GPUMemNet_CNN.xlsx",
     metric="nvidia-smi maximum, context included",
     gpu="a100-40gb",
-    # Not stated. The scripts call Tensor._typed_storage, which torch 2.0 brought. Settled after a
-    # first run with the version unknown, whose far wider bar held all six rows.
+    # Not stated. The scripts call Tensor._typed_storage, which torch 2.0 brought.
     torch_version="2.0",
-    context_mib=None,
+    # Of its own: the smallest of its perceptrons, which has 22 MiB of torch's, shows 1451 MiB.
+    context_mib=1429,
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from accuracy import bert2022, cnn, gpt
+from accuracy import bert2022, cnn, gpt, perceptrons
 from accuracy.rows import XMEM, Row
 from oomph.records.workload import Variant, Workload
 
@@ -40,6 +40,8 @@ def workload_of(row: Row, *, zero_grad_late: bool = False) -> Workload:
     """With `zero_grad_late`, gradients are dropped after the forward pass instead of before."""
     if row.model == "bert-large":
         return _bert(row)
+    if row.widths:
+        return _perceptron(row)
     is_text = row.model in gpt.PARAMETERS
     loop = _Loop(_text_loss if is_text else _image_loss, zero_grad_late=zero_grad_late)
     optimizer = _OPTIMIZERS[row.optimizer]
@@ -66,6 +68,17 @@ def _bert(row: Row) -> Workload:
         batch_size=row.micro_batch * row.accumulation,
         clip_grad_norm=1.0,  # the Trainer's default
         zero_grad_to_none=False,  # torch's default then
+    )
+
+
+def _perceptron(row: Row) -> Workload:
+    loop = _Loop(_image_loss, zero_grad_late=False)
+    return Workload(
+        model=lambda: perceptrons.make(row.widths),
+        batch=lambda n: (torch.zeros(n, row.widths[0]), torch.zeros(n, dtype=torch.long)),
+        loss=loop.loss,
+        optimizer=_OPTIMIZERS[row.optimizer],
+        batch_size=row.micro_batch,
     )
 
 

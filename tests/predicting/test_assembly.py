@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from oomph.predicting.assembly import Card, assemble
 from oomph.predicting.overhead import Interval
 from oomph.records.prediction import Prediction
-from oomph.records.trace import Op, Trace
+from oomph.records.trace import Convolution, Trace
 from oomph.records.workload import Variant
 from oomph.units import GIB, MIB
 from predicting.test_scaling import trace_of
@@ -63,13 +64,55 @@ def test_what_fits_only_after_the_cache_was_given_back_is_told() -> None:
     assert (roomy.reserved_bytes, tight.reserved_bytes) == (4 * GIB, 2 * GIB)
 
 
+def convolved(**more: Any) -> Trace:
+    """A tensor of 1 GiB, and a convolution that reads two of such."""
+    convolution = Convolution(
+        at_event=1,
+        direction="filter gradient",
+        kind="dense",
+        dtype="float32",
+        input_bytes=GIB,
+        weight_bytes=0,
+        output_bytes=GIB,
+    )
+    return replace(trace_of([GIB], [1], 2), convolutions=(convolution,), **more)
+
+
 def test_the_workspace_of_convolutions_is_an_unknown_that_widens_the_bar() -> None:
-    trace = trace_of([GIB], [1], 2)
-    convolution = Op(name="convolution", phase="forward", flops=1, moved_bytes=GIB, dtype="float32")
-    plain, convolved = predicted(trace), predicted(replace(trace, ops=[convolution]))
-    assert convolved.high_bytes == plain.high_bytes + GIB
-    (named,) = (unknown for unknown in convolved.unknowns if "cuDNN" in unknown.what)
-    assert convolved.low_bytes == plain.low_bytes + named.low_bytes < plain.low_bytes
+    plain, wide = predicted(trace_of([GIB], [1], 2)), predicted(convolved())
+    assert wide.high_bytes == plain.high_bytes + 2 * GIB
+    assert wide.device_bytes == plain.device_bytes
+    (named,) = (unknown for unknown in wide.unknowns if "cuDNN" in unknown.what)
+    assert (named.low_bytes, named.high_bytes) == (0, 2 * GIB)
+
+
+def test_a_copy_for_tensor_cores_is_likely_where_they_are_faster() -> None:
+    fast = replace(card(16 * GIB), has_fast_tf32=True)
+    told = assemble(convolved(), VARIANT, fast)
+    assert told.reserved_bytes == 3 * GIB
+    assert told.low_bytes < GIB + 300 * MIB  # it may also do without
+
+
+def test_no_workspace_makes_a_model_too_large_for_a_card() -> None:
+    tight = replace(card(1700 * MIB), has_fast_tf32=True)
+    told = assemble(convolved(), VARIANT, tight)
+    assert (told.fits, told.reserved_bytes) == ("yes", GIB)
+
+
+def test_where_cudnn_measures_it_may_try_all_the_room_there_is() -> None:
+    told = predicted(convolved(measures_convolutions=True))
+    assert told.high_bytes >= 16 * GIB
+    assert any("benchmark" in unknown.what for unknown in told.unknowns)
+
+
+def test_the_kernels_of_cudnn_count_where_there_are_convolutions() -> None:
+    libraries = Interval(0, 300 * MIB, 600 * MIB, "published")
+    eager = replace(card(16 * GIB), cudnn=libraries)
+    plain, more = (assemble(t, VARIANT, eager) for t in (trace_of([GIB], [1], 2), convolved()))
+    assert more.device_bytes == plain.device_bytes + 300 * MIB
+    assert more.high_bytes == plain.high_bytes + 600 * MIB + 2 * GIB
+    assert any("own kernels" in unknown.what for unknown in more.unknowns)
+    assert not any("own kernels" in unknown.what for unknown in plain.unknowns)
 
 
 def test_empty_tensors_take_nothing() -> None:

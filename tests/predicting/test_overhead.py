@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomph.predicting import overhead
-from oomph.predicting.overhead import Interval, context, memory_of, nccl, usable_bytes
+from oomph.predicting.overhead import (
+    NOTHING,
+    Interval,
+    context,
+    cudnn,
+    memory_of,
+    nccl,
+    together,
+    usable_bytes,
+)
 from oomph.records.catalog import GpuModel
 from oomph.sensing import catalog
 from oomph.units import GIB, MIB
@@ -119,8 +128,7 @@ def test_a_gpu_with_more_sms_has_no_smaller_context(model: GpuModel, one: int, m
     [
         ("2.13.0+cpu", None, True),  # a machine without a GPU predicts for one that has one
         ("2.1.1+cu121", None, True),
-        ("2.0.1", None, True),
-        ("1.13.1", None, True),
+        ("2.1.0", None, True),
         ("1.13.1+cu116", None, False),
         ("2.0.0", "11.6", False),
         ("1.12.1+cu116", None, False),
@@ -135,6 +143,33 @@ def test_kernels_are_loaded_lazily_by_torch_1_13_on_cuda_11_7(
     taken = context(gpu("v100 16"), torch, cuda)
     assert (taken.high_bytes < 600 * MIB) == is_lazy
     assert (taken.low_bytes < 600 * MIB) == is_lazy
+
+
+@pytest.mark.parametrize("torch", ["2.0.1", "1.13.1", "2.1.0+cu118"])
+def test_with_cuda_11_the_driver_decides_how_kernels_are_loaded(torch: str) -> None:
+    taken, lazy = context(gpu("v100 16"), torch), context(gpu("v100 16"), "2.6.0")
+    assert (taken.low_bytes, taken.likely_bytes) == (lazy.low_bytes, lazy.likely_bytes)
+    assert taken.high_bytes > 1343 * MIB
+    assert "drivers" in taken.because
+
+
+def test_the_kernels_of_cudnn_come_apart_where_all_are_loaded() -> None:
+    model = gpu("a100 40")
+    assert cudnn(model, "2.6.0") is NOTHING
+    unsure, eager = cudnn(model, "2.0.1"), cudnn(model, "1.12.0+cu113")
+    assert (unsure.low_bytes, unsure.likely_bytes) == (0, 0)
+    assert 0 < eager.likely_bytes < eager.high_bytes == unsure.high_bytes
+
+
+def test_a_measured_context_shows_how_kernels_are_loaded() -> None:
+    model = gpu("a100 40")
+    assert cudnn(model, "2.0.1", measured_context_bytes=480 * MIB) is NOTHING
+    assert cudnn(model, "2.6.0", measured_context_bytes=1429 * MIB).likely_bytes > 0
+
+
+def test_intervals_add_up() -> None:
+    both = together(Interval(1, 2, 3, "this"), Interval(10, 20, 30, "that"))
+    assert both == Interval(11, 22, 33, "this; that")
 
 
 def test_the_v100_of_the_bert_table_had_a_context_that_is_expected() -> None:

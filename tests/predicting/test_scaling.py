@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oomph.predicting.scaling import NotAffine, affine, with_ordered_frees
-from oomph.records.trace import Allocation, Op, Trace
+from oomph.records.trace import Allocation, Convolution, Op, Trace
 
 
 def trace_of(sizes: list[int], events: list[int], micro_batch: int, flops: int = 0) -> Trace:
@@ -65,3 +67,26 @@ def test_below_the_smaller_trace_there_is_no_line() -> None:
     line = affine(trace_of([2], [1], 2), trace_of([3], [1], 3))
     with pytest.raises(NotAffine, match="1 is below"):
         line.at(1)
+
+
+def convolved(micro_batch: int, at_event: int = 1) -> Trace:
+    trace = trace_of([100 * micro_batch], [1, -1], micro_batch)
+    run = Convolution(
+        at_event=at_event,
+        direction="forward",
+        kind="dense",
+        dtype="float32",
+        input_bytes=10 * micro_batch,
+        weight_bytes=7 + 3 * micro_batch,
+        output_bytes=20 * micro_batch + 1,
+    )
+    return replace(trace, convolutions=(run,))
+
+
+def test_what_convolutions_read_and_write_is_on_a_line_too() -> None:
+    assert affine(convolved(2), convolved(3)).at(64).convolutions == convolved(64).convolutions
+
+
+def test_convolutions_in_another_order_are_on_no_line() -> None:
+    with pytest.raises(NotAffine, match="convolutions"):
+        affine(convolved(2), convolved(3, at_event=2))

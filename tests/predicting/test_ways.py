@@ -7,11 +7,11 @@ from itertools import product
 
 import pytest
 
-from oomph.predicting.assembly import replay_trace
 from oomph.predicting.footprint import Footprint
 from oomph.predicting.speed import estimate, with_micro_steps
 from oomph.predicting.timeline import find_peak
 from oomph.predicting.ways import Ways, family_of, step_of
+from oomph.predicting.workspace_replays import replay_trace
 from oomph.records.workload import Variant
 from oomph.sensing.catalog import find
 from predicting.footprints import BASES, OPTIMIZERS, traced

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from predicting.test_scaling import trace_of
+from predicting.test_scaling import convolved, trace_of
 
 from oomph.records.trace_columns import from_columns, to_columns
 from oomph.tracing import kept
@@ -35,6 +35,7 @@ def traced(place: tuple[Path, str], wish: Wish = WISH) -> Traced:
 def test_a_trace_is_the_same_after_its_way_through_columns() -> None:
     trace = trace_of([512, 1024], [1, 2, -1, -2], 2, flops=7)
     assert from_columns(to_columns(trace)) == trace
+    assert from_columns(to_columns(convolved(2))) == convolved(2)
 
 
 def test_what_was_kept_is_found_for_every_micro_batch(place: tuple[Path, str]) -> None:

@@ -40,9 +40,9 @@ _MOST_THREADS = 160 * _MOST_THREADS_PER_SM
 
 # The CUDA of the wheel that `pip install torch==...` takes, by the first torch that has it:
 # https://pytorch.org/get-started/previous-versions, not checked for each. From 2.0 on every wheel
-# has 11.7 or later.
+# has 11.7 or later, from 2.1 on 12.1 or later.
 _CUDA_OF_WHEELS: tuple[tuple[Version, Version], ...] = (
-    ((2, 0), (11, 7)),
+    ((2, 1), (12, 1)),
     ((1, 13), (11, 7)),
     ((1, 5), (10, 2)),
     ((0, 0), (10, 1)),
@@ -51,6 +51,10 @@ _CUDA_OF_WHEELS: tuple[tuple[Version, Version], ...] = (
 # can do it since 11.7 (https://github.com/pytorch/pytorch/issues/107667).
 _LAZY_SINCE_TORCH: Version = (1, 13)
 _LAZY_SINCE_CUDA: Version = (11, 7)
+# The driver must be able to, too: that of CUDA 11.7, R515, is the first. Programs of CUDA 11 run
+# with R450 already, those of CUDA 12 want R525
+# (https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
+_LAZY_WITH_EVERY_DRIVER: Version = (12, 0)
 
 # Cards of one name differ by as much: an A100-40GB has 39.43 GiB in pytorch#126766, 39.50 in
 # CoSeR#10 and 39.56 in xMem's figures.
@@ -75,6 +79,19 @@ class Interval:
     likely_bytes: int
     high_bytes: int
     because: str
+
+
+NOTHING = Interval(0, 0, 0, "nothing")
+
+
+def together(one: Interval, other: Interval) -> Interval:
+    """Both at once, each unknown by itself."""
+    return Interval(
+        low_bytes=one.low_bytes + other.low_bytes,
+        likely_bytes=one.likely_bytes + other.likely_bytes,
+        high_bytes=one.high_bytes + other.high_bytes,
+        because=f"{one.because}; {other.because}",
+    )
 
 
 # ---- the context -----------------------------------------------------------------------------
@@ -113,6 +130,8 @@ def _loads_lazily(torch: Version | None, cuda: Version | None) -> tuple[bool | N
         return False, "CUDA before 11.7 loads all kernels"
     if torch is None and cuda is None:
         return None, "neither torch's version nor CUDA's is known"
+    if cuda is not None and cuda < _LAZY_WITH_EVERY_DRIVER:
+        return None, "CUDA 11 also runs with drivers that are too old for loading kernels lazily"
     return True, "kernels are loaded when they are called, as torch 1.13 with CUDA 11.7 began"
 
 
@@ -209,6 +228,31 @@ def _readings(loading: str) -> list[dict[str, Any]]:
 
 def _num_gpus(readings: Sequence[dict[str, Any]]) -> int:
     return len({reading["gpu"] for reading in readings})
+
+
+def cudnn(
+    model: GpuModel,
+    torch_version: str | None,
+    cuda_version: str | None = None,
+    *,
+    measured_context_bytes: int | None = None,
+) -> Interval:
+    """What cuDNN's own kernels take, from the first convolution on.
+
+    Since version 8 cuDNN is several libraries, each loaded when it is first needed: with all of
+    its kernels, where kernels are not loaded one by one. They are not in a context that was
+    measured with one small tensor, but such a measurement shows how kernels are loaded.
+    """
+    is_lazy, why = _loads_lazily(_version(torch_version), _cuda(torch_version, cuda_version))
+    if measured_context_bytes is not None:
+        is_lazy = measured_context_bytes <= _lazy_context(model, why).high_bytes
+        why = "as large as the context is, all kernels are loaded"
+    if is_lazy:
+        return NOTHING
+    taken = [reading["mib"] for reading in _file()["cudnn"]]
+    likely = 0 if is_lazy is None else sum(taken) / len(taken)
+    because = f"{min(taken)} to {max(taken)} MiB in {len(taken)} published readings; {why}"
+    return _in_mib(0, likely, max(taken), because)
 
 
 # ---- versions --------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from oomph.predicting.allocator import CachingAllocator, OutOfMemory, Shortage
 
+_NOWHERE = -1  # the address of what was done without
 EMPTY_CACHE = 0  # the event that is torch.cuda.empty_cache()
 
 
@@ -34,14 +36,16 @@ def replay(
     sizes: Sequence[int],
     events: Iterable[int],
     streams: Sequence[int] | None = None,
+    dispensable: Container[int] = (),
 ) -> Replayed:
     """Put requests and frees to an allocator, up to the first that does not fit.
 
     The event i+1 asks for sizes[i] bytes (on streams[i], else all on one), -(i+1) frees them
-    again, and EMPTY_CACHE is what it says.
+    again, and EMPTY_CACHE is what it says. What is in `dispensable` (i+1) is done without where
+    there is no room.
     """
-    addresses = [0] * len(sizes)
-    malloc, free = allocator.malloc, allocator.free
+    addresses = [_NOWHERE] * len(sizes)
+    free = allocator.free if not dispensable else functools.partial(_free_if_had, allocator)
     peak_allocated, peak_reserved = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
     allocated_at = reserved_at = ran_out_at = shortage = None
     num_cuda_mallocs = allocator.num_cuda_mallocs
@@ -54,7 +58,8 @@ def replay(
                 allocator.empty_cache()
             else:
                 stream = streams[event - 1] if streams else 0
-                addresses[event - 1] = malloc(sizes[event - 1], stream)
+                ask = _if_there_is_room if event in dispensable else CachingAllocator.malloc
+                addresses[event - 1] = ask(allocator, sizes[event - 1], stream)
                 if allocator.peak_allocated_bytes > peak_allocated:
                     peak_allocated, allocated_at = allocator.peak_allocated_bytes, at
                 if allocator.num_cuda_mallocs > num_cuda_mallocs:
@@ -74,3 +79,15 @@ def replay(
         ran_out_at=ran_out_at,
         shortage=shortage,
     )
+
+
+def _if_there_is_room(allocator: CachingAllocator, size_bytes: int, stream: int) -> int:
+    try:
+        return allocator.malloc(size_bytes, stream)
+    except OutOfMemory:
+        return _NOWHERE
+
+
+def _free_if_had(allocator: CachingAllocator, address: int) -> None:
+    if address != _NOWHERE:
+        allocator.free(address)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from oomph.records.trace import Allocation, Op, Trace
+from oomph.records.trace import Allocation, Convolution, Op, Trace
 
 
 class NotAffine(Exception):
@@ -25,6 +25,8 @@ class AffineTrace:
     slopes: Sequence[int]  # bytes per example, of each allocation
     op_slopes: Sequence[tuple[int, int]]  # flops and moved bytes per example, of each op
     host_slope: int = 0  # bytes of the host's memory per example
+    # input, weight and output bytes per example, of each convolution
+    convolution_slopes: Sequence[tuple[int, int, int]] = ()
 
     def at(self, micro_batch: int) -> Trace:
         """The trace for a micro-batch."""
@@ -43,6 +45,17 @@ class AffineTrace:
                 )
                 for op, (flops, moved) in zip(self.base.ops, self.op_slopes, strict=True)
             ],
+            convolutions=tuple(
+                replace(
+                    each,
+                    input_bytes=each.input_bytes + read * more,
+                    weight_bytes=each.weight_bytes + weighed * more,
+                    output_bytes=each.output_bytes + written * more,
+                )
+                for each, (read, weighed, written) in zip(
+                    self.base.convolutions, self.convolution_slopes, strict=True
+                )
+            ),
             micro_batch=micro_batch,
             host_peak_bytes=self.base.host_peak_bytes + self.host_slope * more,
         )
@@ -58,7 +71,13 @@ def affine(smaller: Trace, larger: Trace) -> AffineTrace:
     slopes = [_slope(before, after, step) for before, after in pairs]
     op_slopes = _op_slopes(smaller.ops, larger.ops, step)
     host_slope = (larger.host_peak_bytes - smaller.host_peak_bytes) // step
-    return AffineTrace(replace(smaller, events=ordered), slopes, op_slopes, host_slope)
+    return AffineTrace(
+        replace(smaller, events=ordered),
+        slopes,
+        op_slopes,
+        host_slope,
+        _convolution_slopes(smaller.convolutions, larger.convolutions, step),
+    )
 
 
 def with_ordered_frees(
@@ -95,3 +114,22 @@ def _op_slopes(before: Sequence[Op], after: Sequence[Op], step: int) -> list[tup
         ((b.flops - a.flops) // step, (b.moved_bytes - a.moved_bytes) // step)
         for a, b in zip(before, after, strict=True)
     ]
+
+
+def _convolution_slopes(
+    before: Sequence[Convolution], after: Sequence[Convolution], step: int
+) -> list[tuple[int, int, int]]:
+    if [_place(each) for each in before] != [_place(each) for each in after]:
+        raise NotAffine("the order of convolutions depends on the micro-batch")
+    return [
+        (
+            (b.input_bytes - a.input_bytes) // step,
+            (b.weight_bytes - a.weight_bytes) // step,  # there are filters of each example's own
+            (b.output_bytes - a.output_bytes) // step,
+        )
+        for a, b in zip(before, after, strict=True)
+    ]
+
+
+def _place(convolution: Convolution) -> tuple[int, str, str]:
+    return convolution.at_event, convolution.direction, convolution.kind

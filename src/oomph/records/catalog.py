@@ -35,6 +35,14 @@ class GpuModel:
     sources: Mapping[str, str] = field(hash=False)
     note: str | None = None
 
+    @property
+    def has_fast_tf32(self) -> bool:
+        """Whether tensor cores are faster in TF32 than the other units in fp32.
+
+        On GeForce cards they are as fast; datasheets round the two differently.
+        """
+        return (self.tf32_flops or 0) > 1.5 * (self.fp32_flops or 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:

@@ -9,6 +9,8 @@ from typing import Literal
 Category = Literal[
     "parameters", "gradients", "optimizer", "activations", "inputs", "temporaries", "workspace"
 ]
+Direction = Literal["forward", "data gradient", "filter gradient"]
+ConvolutionKind = Literal["depthwise", "pointwise", "dense"]  # pointwise: 1 x 1, a product
 Phase = Literal["build", "input", "forward", "backward", "clip", "step", "zero_grad"]
 
 
@@ -40,6 +42,22 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """One run of a convolution's kernel: where it stands among the events, and what it reads.
+
+    cuDNN takes its workspace when the result has its memory, and gives it back before it returns.
+    """
+
+    at_event: int  # so many events come before it
+    direction: Direction
+    kind: ConvolutionKind
+    dtype: str  # "float16"
+    input_bytes: int  # channels filled up to what tensor cores read at once
+    weight_bytes: int
+    output_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """The events of a rehearsal: `i + 1` requests allocation i, `-(i + 1)` frees it."""
 
@@ -54,3 +72,5 @@ class Trace:
     notes: tuple[str, ...] = ()  # what was assumed where a value does not exist
     doubt: str | None = None  # what the self-test of rehearsals found wrong on this torch
     host_peak_bytes: int = 0  # the most of the host's memory that what left the GPU takes
+    convolutions: Sequence[Convolution] = ()
+    measures_convolutions: bool = False  # torch.backends.cudnn.benchmark

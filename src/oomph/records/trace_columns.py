@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from oomph.records.trace import Allocation, Op, Trace
+from oomph.records.trace import Allocation, Convolution, Op, Trace
 
 _ALLOCATION = ("op", "module", "phase", "category")
 _OP = ("name", "phase", "dtype", "module")
+_CONVOLUTION = ("direction", "kind", "dtype")
+_CONVOLUTION_NUMBERS = ("at_event", "input_bytes", "weight_bytes", "output_bytes")
 
 
 def to_columns(trace: Trace) -> dict[str, Any]:
@@ -28,6 +30,11 @@ def to_columns(trace: Trace) -> dict[str, Any]:
         "flops": [op.flops for op in trace.ops],
         "moved_bytes": [op.moved_bytes for op in trace.ops],
         "ops": [_numbers(trace.ops, field, number) for field in _OP],
+        "convolutions": [_numbers(trace.convolutions, field, number) for field in _CONVOLUTION],
+        "convolution_numbers": [
+            [getattr(each, field) for each in trace.convolutions] for field in _CONVOLUTION_NUMBERS
+        ],
+        "measures_convolutions": trace.measures_convolutions,
         "micro_batch": trace.micro_batch,
         "torch_version": trace.torch_version,
         "compute_capability": list(trace.compute_capability),
@@ -65,6 +72,15 @@ def from_columns(columns: dict[str, Any]) -> Trace:
         notes=tuple(columns["notes"]),
         doubt=columns["doubt"],
         host_peak_bytes=columns["host_peak_bytes"],
+        measures_convolutions=columns["measures_convolutions"],
+        convolutions=tuple(
+            Convolution(**names_of, **dict(zip(_CONVOLUTION_NUMBERS, numbers, strict=True)))
+            for names_of, numbers in zip(
+                _rows(columns["convolutions"], names, _CONVOLUTION),
+                zip(*columns["convolution_numbers"], strict=True),
+                strict=True,
+            )
+        ),
     )
 
 

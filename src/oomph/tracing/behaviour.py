@@ -29,6 +29,7 @@ class Behaviour:
     __slots__ = (
         "flops",
         "in_place",
+        "is_convolution",
         "is_gemm",
         "kind",
         "label",
@@ -48,6 +49,7 @@ class Behaviour:
         self.in_place = in_place.IN_PLACE.get(self.name)
         self.returns = bool(function._schema.returns)
         self.is_gemm = self.name in kernels.GEMMS
+        self.is_convolution = self.name in ("convolution", "convolution_backward")
         self.temporaries: Callable[[Any], list[int]] | None = kernels.TEMPORARIES.get(self.name)
         self.flops: Any = flop_registry.get(function._overloadpacket)
         self.updated = _updated(function, self.name)

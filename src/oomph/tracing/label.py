@@ -43,6 +43,8 @@ def labelled(
         step_starts=step_starts,
         phase_starts=phase_starts,
         ops=recorder.ops,
+        convolutions=tuple(recorder.convolutions),
+        measures_convolutions=torch.backends.cudnn.benchmark,
         micro_batch=variant.micro_batch,
         torch_version=str(torch.__version__),  # a plain text: its class would bring torch along
         compute_capability=recorder.capability,

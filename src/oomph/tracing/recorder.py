@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from oomph.records.trace import Op, Phase
+from oomph.records.trace import Convolution, Op, Phase
 from oomph.tracing import host_memory, in_place, kernels, known_outputs
 from oomph.tracing.behaviour import Behaviour
+from oomph.tracing.convolutions import note_convolution
 from oomph.tracing.known_outputs import key_of, leaves_of
 from oomph.tracing.pretend import Lie, is_pretended
 from oomph.tracing.work import work_of
@@ -47,6 +48,7 @@ class Recorder(TorchDispatchMode):
         self.sizes: list[int] = []
         self.born: list[tuple[str, str, Phase]] = []  # op, module, phase of each allocation
         self.ops: list[Op] = []
+        self.convolutions: list[Convolution] = []
         self.notes: set[str] = set()
         self.current_module: Callable[[], str] = str
         self.computes = True  # whether the work of kernels is noted
@@ -146,6 +148,8 @@ class Recorder(TorchDispatchMode):
                 self._known.remember(key, args, kwargs, out)
         for output in outputs:
             self.track(output, behaviour.label)
+            if behaviour.is_convolution:
+                note_convolution(self, behaviour.name, args, outputs, output)
         # A kernel has its outputs when it takes what it needs beside them.
         if behaviour.is_gemm or behaviour.temporaries is not None:
             self.take_temporaries(behaviour, args, outputs)

@@ -42,7 +42,7 @@ class Target:
 
     def _card(self, torch_version: str, measured: Calibration | None) -> Card:
         from oomph.predicting.assembly import Card
-        from oomph.predicting.overhead import context, exactly, usable_bytes
+        from oomph.predicting.overhead import NOTHING, context, cudnn, exactly, usable_bytes
 
         usable = usable_bytes(self.model)
         if measured is not None:
@@ -54,6 +54,9 @@ class Target:
             name=self.name,
             usable=usable,
             context=context(self.model, torch_version, measured_bytes=taken_bytes),
+            # A measurement has run a convolution: cuDNN's kernels are in it.
+            cudnn=NOTHING if measured else cudnn(self.model, torch_version),
+            has_fast_tf32=self.model.has_fast_tf32,
         )
 
 

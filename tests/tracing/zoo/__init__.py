@@ -8,7 +8,17 @@ import torch
 from torch import nn
 
 from tracing.zoo.attention import Diffusion, Encoder, Seq2Seq, Vit
-from tracing.zoo.images import Autoencoder, Cnn, ConvNext, Mlp, ResNet, UNet, Volumes, Warped
+from tracing.zoo.images import (
+    Autoencoder,
+    Cnn,
+    ConvNext,
+    EfficientNet,
+    Mlp,
+    ResNet,
+    UNet,
+    Volumes,
+    Warped,
+)
 from tracing.zoo.kind import Kind, images, tokens
 from tracing.zoo.sequences import (
     Bags,
@@ -46,6 +56,7 @@ def _torch_models() -> dict[str, Kind]:
         "mlp": Kind(Mlp, rows),
         "cnn": Kind(Cnn, images(3, 16, 16)),
         "resnet": Kind(ResNet, images(3, 32, 32), has_blocks=True),
+        "efficientnet": Kind(EfficientNet, images(3, 16, 16), has_blocks=True),
         "unet": Kind(UNet, images(3, 16, 16), has_blocks=True),
         "autoencoder": Kind(Autoencoder, images(3, 16, 16), lambda model, batch: model(**batch)),
         "convnext": Kind(ConvNext, images(3, 16, 16), has_blocks=True),

@@ -84,6 +84,52 @@ class ResNet(nn.Module):
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))
 
 
+class Gate(nn.Module):
+    """Squeeze and excite."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.squeeze, self.excite = nn.Conv2d(width, 2, 1), nn.Conv2d(2, width, 1)
+        self.activation = nn.SiLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        gate = self.excite(self.activation(self.squeeze(x.mean((2, 3), keepdim=True))))
+        return x * gate.sigmoid()
+
+
+class Inverted(nn.Module):
+    """A block of EfficientNet's, which is left out of some examples."""
+
+    def __init__(self, width: int, wider: int, drop_rate: float) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(width, wider, 1, bias=False), nn.BatchNorm2d(wider)),
+            nn.SiLU(inplace=True),
+            nn.Conv2d(wider, wider, 3, padding=1, groups=wider, bias=False),
+            *(nn.BatchNorm2d(wider), nn.SiLU(inplace=True), Gate(wider)),
+            *(nn.Conv2d(wider, width, 1, bias=False), nn.BatchNorm2d(width)),
+        )
+        self.drop_rate = drop_rate
+
+    def forward(self, x: Any) -> Any:
+        y = self.layers(x)
+        if self.drop_rate:  # decides what is saved for backward
+            y = y * y.new_empty(len(y), 1, 1, 1).bernoulli_(1 - self.drop_rate)
+        return x + y
+
+
+class EfficientNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        rates = torch.linspace(0, 0.2, 3).tolist()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1, bias=False)
+        self.blocks = nn.Sequential(*(Inverted(8, 16, rate) for rate in rates))
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
 class Autoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
