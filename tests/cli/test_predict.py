@@ -131,6 +131,17 @@ def test_a_workload_that_is_wrong_is_one_clear_error(
         (["{train}:workload", "--gpu", "t4", "--checkpointing", "some"], "no way of checkpointing"),
         (["{train}:workload", "--gpu", "t4", "--optimizer", "lion"], "no optimizer"),
         (["{train}:workload", "--gpu-memory", "12 apples"], "is not a size"),
+        (["{train}:workload", "--gpu", "t4", "--gpus", "0"], "'0' is not a number from 1 on"),
+        (["{train}:workload", "--gpu", "t4", "--gpus", "3"], "does not divide the batch of 64"),
+        (["{train}:workload", "--gpu", "t4", "--sharding", "fsdp"], "do not go together"),
+        (
+            ["{train}:workload", "--gpu", "t4", "--gpus", "2", "--sharding", "all"],
+            "'all' is no way to share the work among GPUs",
+        ),
+        (
+            ["{train}:workload", "--gpu", "t4", "--gpus", "2", "--sharding", "hybrid"],
+            "cannot be put into equal groups",
+        ),
     ],
 )
 def test_a_wrong_question_is_one_clear_error(
@@ -154,6 +165,30 @@ def test_another_optimizer_is_named_and_has_its_state(
     assert told["variant"]["optimizer"] == "sgd"
 
 
+def test_eight_gpus_hold_an_eighth_of_the_states_each(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    eight = [f"{train}:workload", "--gpu", "a100-80gb", "--gpus", "8", "--json"]
+    assert main(["predict", *eight, "--sharding", "fsdp"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["variant"]["micro_batch"] == 8
+    assert told["by_category"]["optimizer"] == pytest.approx(NUM_PARAMETERS, rel=0.01)
+    assert told["samples_per_s"] == pytest.approx(64 / told["step_s"])
+    assert any("NCCL" in unknown["what"] for unknown in told["unknowns"])
+    assert any("NVLink" in note for note in told["notes"])
+
+
+def test_several_gpus_are_ddp_and_each_holds_all_states(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = [f"{train}:workload", "--gpu", "t4", "--gpus", "2", "--json"]
+    assert main(["predict", *two]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["variant"]["sharding"] == "ddp"
+    assert told["by_category"]["optimizer"] == 8 * NUM_PARAMETERS
+    assert any("gradient_as_bucket_view" in note for note in told["notes"])
+
+
 def test_two_traces_and_a_direct_one_agree(train: Path) -> None:
     import oomph
     from oomph.predicting.scaling import affine
@@ -162,10 +197,11 @@ def test_two_traces_and_a_direct_one_agree(train: Path) -> None:
 
     place = (train, "workload")
     for micro_batch in (4, 32):
-        wish = Wish(micro_batch=micro_batch)
-        line = affine(*trace(place, wish, (8, 0), apply).traces).at(micro_batch)
-        direct = trace_exactly(place, wish, (8, 0), apply).traces[0]
-        assert line.allocations == direct.allocations
+        for on in ({}, {"num_gpus": 2, "sharding": "ddp"}, {"num_gpus": 2, "sharding": "fsdp"}):
+            wish = Wish(micro_batch=micro_batch, **on)  # type: ignore[arg-type]
+            line = affine(*trace(place, wish, (8, 0), apply).traces).at(micro_batch)
+            direct = trace_exactly(place, wish, (8, 0), apply).traces[0]
+            assert line.allocations == direct.allocations
     assert oomph.predict(f"{train}:workload", gpu="t4", micro_batch=1).fits == "yes"
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from oomph.predicting.assembly import Card, assemble
 from oomph.predicting.overhead import Interval
+from oomph.predicting.speed import StepTime
 from oomph.records.prediction import Prediction
 from oomph.records.trace import Convolution, Trace
 from oomph.records.workload import Variant
@@ -125,3 +126,31 @@ def test_live_allocated_reserved_and_device_stand_in_this_order(sizes: list[int]
     told = predicted(trace_of(sizes, events, 2))
     assert sum(told.by_category.values()) <= told.allocated_bytes <= told.reserved_bytes
     assert told.low_bytes <= told.device_bytes <= told.high_bytes
+
+
+def test_nccl_is_taken_beside_the_context_and_named() -> None:
+    trace = trace_of([GIB], [1], 2)
+    alone = card(16 * GIB)
+    together = replace(alone, nccl=Interval(500 * MIB, 700 * MIB, 1500 * MIB, "published"))
+    one = assemble(trace, VARIANT, alone)
+    two = assemble(trace, replace(VARIANT, num_gpus=2, sharding="ddp"), together)
+    assert two.device_bytes == one.device_bytes + 700 * MIB
+    assert two.low_bytes == one.low_bytes + 500 * MIB
+    assert two.high_bytes == one.high_bytes + 1500 * MIB
+    assert any("NCCL" in unknown.what for unknown in two.unknowns)
+
+
+def test_all_gpus_together_make_the_samples_of_a_second() -> None:
+    trace = trace_of([GIB], [1], 2)
+    time = StepTime(
+        step_s=0.5,
+        gpu_busy_s=0.5,
+        host_s=0.1,
+        by_phase={},
+        flops=1,
+        bound_by="arithmetic",
+        low_s=0.4,
+        high_s=0.6,
+    )
+    four = Variant(micro_batch=2, accumulation=3, num_gpus=4, sharding="fsdp")
+    assert assemble(trace, four, card(16 * GIB), time=time).samples_per_s == 48

@@ -353,3 +353,83 @@ def test_a_step_on_the_host_waits_for_gradients_and_the_gpu_for_parameters() -> 
 def test_without_a_known_bus_there_is_no_time() -> None:
     assert estimate([op("copy_to_host", moved=GIGA)], replace(A100, pcie=None)) is None
     assert estimate([op("mm", flops=1)], replace(A100, pcie=None)) is not None
+
+
+# ---- several GPUs ----------------------------------------------------------------------------
+
+SENT = 3 * GIGA  # 10 ms at what the sheet of the A100 has in one direction
+SENDING_S = 0.010 / 0.78 + 30e-6
+COMPUTING_S = time_of(op(flops=10 * TERA)).step_s
+
+
+def collective(name: str, sent: int = SENT, phase: Phase = "backward") -> Op:
+    return op(name, moved=sent, phase=phase)
+
+
+def wait(num_pending: int = 0) -> Op:
+    return op("wait", phase="backward", num_pending=num_pending)
+
+
+def on_eight(*ops: Op, on: GpuModel = A100) -> StepTime:
+    return time_of(*ops, on=on, num_gpus=8)
+
+
+def test_what_is_sent_takes_its_bytes_over_the_link() -> None:
+    time = on_eight(op(moved=8), collective("all_reduce"), wait())
+    assert time.communication_s == pytest.approx(SENDING_S)
+    assert time.waited_s == pytest.approx(SENDING_S, rel=0.01)
+    assert time.bound_by == "communication"
+
+
+def test_what_is_sent_while_kernels_run_costs_nothing() -> None:
+    computing = op(flops=100 * TERA, phase="backward")
+    sent = on_eight(op(moved=8), collective("all_reduce"), computing, wait())
+    alone = on_eight(op(moved=8), computing)
+    assert sent.waited_s == 0
+    assert sent.step_s == pytest.approx(alone.step_s)
+
+
+def test_gradients_are_sent_when_they_are_computed_and_not_before() -> None:
+    time = on_eight(op(flops=10 * TERA), collective("reduce_scatter"), wait())
+    assert time.step_s == pytest.approx(COMPUTING_S + SENDING_S, rel=0.001)
+
+
+def test_parameters_are_gathered_while_the_unit_before_runs() -> None:
+    unit = [collective("all_gather"), wait(), op(flops=10 * TERA)]
+    time = on_eight(*unit, *unit, *unit)
+    hidden = max(SENDING_S - COMPUTING_S, 0)
+    assert time.step_s == pytest.approx(SENDING_S + 3 * COMPUTING_S + 2 * hidden, rel=0.01)
+
+
+def test_a_wait_may_leave_the_last_collective_going_on() -> None:
+    two = [op(moved=8), collective("all_gather"), collective("reduce_scatter")]
+    assert on_eight(*two, wait(1)).waited_s == pytest.approx(SENDING_S, rel=0.01)
+    assert on_eight(*two, wait(0)).waited_s == pytest.approx(2 * SENDING_S, rel=0.01)
+
+
+def test_pcie_is_slower_than_nvlink() -> None:
+    pcie = catalog.find("a100-pcie-80gb").model
+    ops = [op(moved=8), collective("all_reduce"), wait()]
+    assert on_eight(*ops, on=pcie).step_s > 5 * on_eight(*ops).step_s
+
+
+def test_gpus_that_nobody_knows_the_link_of_have_no_time() -> None:
+    ops = [op(moved=8), collective("all_reduce"), wait()]
+    assert estimate(ops, P40, num_gpus=2) is None
+    assert estimate(ops, A100, num_gpus=16) is None
+
+
+def test_with_ddp_more_micro_steps_send_nothing_more() -> None:
+    def micro_step(*sent: Op) -> list[Op]:
+        return [op(flops=TERA), op(flops=TERA, phase="backward"), *sent]
+
+    ops = [*micro_step(), *micro_step(collective("all_reduce"), wait()), op("add_", phase="step")]
+    many = speed.with_micro_steps(ops, 5)
+    assert sum(each.name == "all_reduce" for each in many) == 1
+    assert sum(each.name == "mm" for each in many) == 10
+
+
+def test_with_fsdp_every_micro_step_sends() -> None:
+    micro_step = [collective("all_gather", phase="forward"), op(), op(phase="backward")]
+    many = speed.with_micro_steps([*micro_step, *micro_step], 5)
+    assert sum(each.name == "all_gather" for each in many) == 5

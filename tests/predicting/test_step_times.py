@@ -39,3 +39,11 @@ def test_a_gpu_without_a_bandwidth_has_no_time() -> None:
 
     unknown = replace(A100, memory_bandwidth_bytes_per_s=None)
     assert StepTimes(footprint("adamw", MANY), unknown).seconds(2, 2) is None
+
+
+def test_several_gpus_have_the_estimate_of_the_third_clock() -> None:
+    times = StepTimes(footprint("adamw", MANY), A100, num_gpus=4)
+    ops = traced("adamw", Variant(micro_batch=3, accumulation=2)).ops
+    expected = estimate(with_micro_steps(ops, 4), A100, num_gpus=4)
+    assert expected is not None
+    assert times.seconds(3, 4) == pytest.approx(expected.step_s)

@@ -90,3 +90,11 @@ def test_memory_of_the_host_is_told_where_something_is_there(
     told = shown(replace(FITTING, host_bytes=2 * GIB, bus_bytes=4 * GIB), capsys)
     assert "on the host 2.0 GiB, pinned; 4.0 GiB over the bus a step" in told
     assert "on the host" not in shown(FITTING, capsys)
+
+
+def test_several_gpus_are_told_as_one_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    variant = replace(FITTING.variant, num_gpus=8, sharding="fsdp")
+    text = shown(replace(FITTING, variant=variant), capsys)
+    assert "fits on each of 8 x a card: micro-batch 2 x 1, fp32, fsdp" in text
+    assert "on each device" in text
+    assert "CUDA and NCCL" in text

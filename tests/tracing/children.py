@@ -13,13 +13,24 @@ TESTS = Path(__file__).parent.parent
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
+    """One section of rehearsals.py."""
+    return start_module("tracing.rehearsals", *arguments)
+
+
+def start_module(*module: str) -> subprocess.Popen[str]:
+    """`python -m` a module of the tests, or one that runs such a module."""
     paths = [str(TESTS), str(TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
-        [sys.executable, "-m", "tracing.rehearsals", *arguments],
+        [sys.executable, "-m", *module],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else ranks may fail to find each other
+        },
     )
 
 

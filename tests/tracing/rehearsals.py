@@ -4,6 +4,9 @@ python -m tracing.rehearsals small 0 2    every second model of the zoo, in ever
 python -m tracing.rehearsals batches      whether sizes are affine in the batch
 python -m tracing.rehearsals large        models of full size
 python -m tracing.rehearsals tricks 0 2   optimizers and recomputation, every second model
+python -m tracing.rehearsals on_ranks     what real_ranks.py trains for real
+python -m tracing.rehearsals divided      what is held by one of several GPUs
+python -m tracing.rehearsals units        what fsdp_tracker.py tracks
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -171,6 +174,90 @@ def extrapolated(of_two: Trace, of_three: Trace, num_examples: int) -> list[int]
     return [two + (num_examples - 2) * (three - two) for two, three in pairs]
 
 
+def on_ranks() -> Iterator[dict[str, Any]]:
+    from oomph.tracing.rehearse import prepare, rehearse
+    from oomph.training import apply
+    from tracing import real_ranks
+
+    prepare(CAPABILITY)
+    workload = stack_on_ranks()
+    for way, variant in real_ranks.WAYS.items():
+        trace = rehearse(workload, variant, CAPABILITY, apply)
+        yield {"way": way, "taken": real_ranks.curve(*without_gpus_own(trace))}
+
+
+def stack_on_ranks(**changes: Any) -> Workload:
+    from tracing import real_ranks
+
+    return Workload(
+        **{
+            "model": real_ranks.Stack,
+            "batch": real_ranks.examples,
+            "loss": real_ranks.loss_of,
+            "optimizer": real_ranks.optimizer_of,
+            "batch_size": 16,
+            **changes,
+        }
+    )
+
+
+def divided() -> Iterator[dict[str, Any]]:
+    """What is held between steps, by number of GPUs and precision."""
+    from oomph.tracing.rehearse import prepare, rehearse
+    from oomph.training import apply
+
+    prepare(CAPABILITY)
+    workload = stack_on_ranks(
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), clip_grad_norm=1.0
+    )
+    grids: list[tuple[Any, int]] = [("none", 1), ("hybrid", 4), ("hybrid", 8)]
+    for sharding, num_gpus in [*grids, *(("fsdp", number) for number in range(2, 9))]:
+        for precision in ("fp32", "bf16", "fp16", "pure-bf16"):
+            variant = Variant(
+                micro_batch=EXAMPLES, precision=precision, sharding=sharding, num_gpus=num_gpus
+            )
+            trace = rehearse(workload, variant, CAPABILITY, apply)
+            yield {
+                "case": [sharding, num_gpus, precision],
+                "streams": sorted({one.stream for one in trace.allocations}),
+                "communication": Counter(op.name for op in trace.ops),
+                **summary(trace),
+            }
+
+
+def units() -> Iterator[dict[str, Any]]:
+    """The peak of forward and backward for what fsdp_tracker.py tracks."""
+    from oomph.tracing.rehearse import prepare, rehearse
+    from oomph.training import apply
+    from tracing import fsdp_tracker
+
+    prepare(CAPABILITY)
+    workload = stack_on_ranks(
+        model=fsdp_tracker.units,
+        batch=lambda n: torch.zeros(n, fsdp_tracker.WIDTH),
+        loss=lambda model, x: model(x).float().mean(),
+    )
+    for num_gpus, precision in fsdp_tracker.CASES:
+        variant = Variant(
+            micro_batch=1,
+            precision=precision,  # type: ignore[arg-type] # one of them
+            sharding="fsdp",
+            num_gpus=num_gpus,
+        )
+        trace = rehearse(workload, variant, CAPABILITY, apply)
+        step = next(index for index, phase in trace.phase_starts if phase == "step")
+        curve = live_bytes(replace(trace, events=trace.events[:step]))
+        workspace = sum(o.size_bytes for o in trace.allocations if o.category == "workspace")
+        yield {"case": [num_gpus, precision], "peak_bytes": max(curve) - workspace}
+
+
+def without_gpus_own(trace: Trace) -> tuple[list[int], list[int]]:
+    """Events and sizes without what only a GPU has: the inputs' copies and cuBLAS's workspace."""
+    own = [one.category in ("inputs", "workspace") for one in trace.allocations]
+    events = [event for event in trace.events if not own[abs(event) - 1]]
+    return events, [one.size_bytes for one in trace.allocations]
+
+
 def large() -> Iterator[dict[str, Any]]:
     """Models whose live bytes another tracer has told, too."""
     from oomph.tracing.rehearse import prepare, rehearse
@@ -251,6 +338,9 @@ def main(what: str, *numbers: str) -> None:
         "batches": batches,
         "large": large,
         "tricks": tricks,
+        "on_ranks": on_ranks,
+        "divided": divided,
+        "units": units,
     }
     for found in sections[what](*map(int, numbers)):
         sys.stdout.write(json.dumps(found) + "\n")

@@ -22,6 +22,7 @@ examples:
   oomph predict train.py:workload --gpu-memory 12GiB --checkpointing blocks
   oomph predict train.py:workload --gpu rtx4090 --micro-batch 8 --precision bf16 \\
     --measured-step 0.45s --measured-with micro-batch=4,precision=fp32
+  oomph predict train.py:workload --gpu a100-80gb --gpus 8 --sharding fsdp
 
 train.py has, under that name, an oomph.Workload or a function that returns one.
 
@@ -114,6 +115,18 @@ def _add_tricks(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="as with PYTORCH_ALLOC_CONF=expandable_segments:True",
     )
+    parser.add_argument(
+        "--gpus",
+        type=_positive,
+        metavar="N",
+        default=1,
+        help="how many of that GPU train together; --micro-batch is of each (default: 1)",
+    )
+    parser.add_argument(
+        "--sharding",
+        metavar="HOW",
+        help="ddp (default: each holds all), fsdp (divided among all), hybrid (within groups)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -126,6 +139,8 @@ def run(options: argparse.Namespace) -> int:
         micro_batch=options.micro_batch,
         precision=options.precision,
         checkpointing=options.checkpointing,
+        num_gpus=options.gpus,
+        sharding=options.sharding,
         optimizer=options.optimizer,
         measured_step_s=options.measured_step,
         **options.measured_with,
@@ -155,7 +170,7 @@ def _say(what: str) -> None:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text[:9]) > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of examples")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text[:9])
 
 

@@ -1,23 +1,25 @@
 """Trace, a card, what is unknown -> Prediction.
 
 Tensors and allocator are exact for the trace; the CUDA context, the convolutions' workspace and
-the card's real capacity are intervals. Whether it fits is decided by replaying the requests under
-the card's limit, at both ends of what is unknown and with every rule for workspaces.
+the card's real capacity are intervals, and so is what NCCL takes on several GPUs. Whether it fits
+is decided by replaying the requests under the card's limit, at both ends of what is unknown and
+with every rule for workspaces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oomph.predicting.allocator_settings import AllocatorSettings
-from oomph.predicting.overhead import NOTHING, Interval, together
+from oomph.predicting.overhead import NOTHING, Interval, nccl, together
 from oomph.predicting.speed import BUS, StepTime, with_micro_steps
 from oomph.predicting.timeline import by_category, by_module, find_peak, moment_of
 from oomph.predicting.workspace_replays import WorkspaceReplays
 from oomph.records.prediction import Prediction, StepFrom, Unknown, Verdict
+from oomph.records.sharding import num_groups
 from oomph.records.trace import Op, Trace
-from oomph.records.workload import Variant
+from oomph.records.workload import How, Variant
 from oomph.units import MIB
 
 # The width that is left for what no rule knows is not derived. It was chosen after the rows of
@@ -36,6 +38,16 @@ class Card:
     context: Interval
     cudnn: Interval = NOTHING  # what cuDNN takes beside, from the first convolution on
     has_fast_tf32: bool = False  # whether tensor cores are faster than fp32 units
+    nccl: Interval = NOTHING  # of a GPU that does not train alone
+
+    def among(self, how: How) -> Card:
+        """The card as one of several."""
+        return replace(self, nccl=nccl(num_groups(how)) if how.num_gpus > 1 else NOTHING)
+
+    def outside(self, *, has_convolutions: bool) -> Interval:
+        """All that is taken beside torch's allocator."""
+        found = together(self.context, self.cudnn) if has_convolutions else self.context
+        return found if self.nccl is NOTHING else together(found, self.nccl)
 
 
 def assemble(
@@ -49,30 +61,29 @@ def assemble(
     notes: Sequence[str] = (),
 ) -> Prediction:
     """The prediction for one trace on one card."""
-    context = together(card.context, card.cudnn) if trace.convolutions else card.context
+    outside = card.outside(has_convolutions=bool(trace.convolutions))
     replays = WorkspaceReplays(
         trace, settings or AllocatorSettings(), has_fast_tf32=card.has_fast_tf32
     )
-    limit_bytes = card.usable.likely_bytes - context.likely_bytes
+    limit_bytes = card.usable.likely_bytes - outside.likely_bytes
     on_card, replayed = replays.likely(limit_bytes)
     reserved = replayed.peak_reserved_bytes
     least, most = replays.reserved_bytes(limit_bytes)
     if trace.measures_convolutions:
         most = max(most, limit_bytes)
     unseen = int(_UNSEEN_RATIO * reserved) + _UNSEEN_BYTES
-    verdict = _verdict(replays, card.usable, context, unseen)
+    verdict = _verdict(replays, card.usable, outside, unseen)
     if trace.doubt and verdict == "yes":
         verdict = "uncertain"
     peak = find_peak(trace)
-    samples = variant.micro_batch * variant.accumulation
     return Prediction(
         gpu=card.name,
         variant=variant,
         allocated_bytes=replayed.peak_allocated_bytes,
         reserved_bytes=reserved,
-        device_bytes=reserved + context.likely_bytes,
-        low_bytes=least + context.low_bytes - unseen,
-        high_bytes=most + context.high_bytes + unseen,
+        device_bytes=reserved + outside.likely_bytes,
+        low_bytes=least + outside.low_bytes - unseen,
+        high_bytes=most + outside.high_bytes + unseen,
         capacity_bytes=card.usable.likely_bytes,
         fits=verdict,
         num_retries=on_card.num_retries,
@@ -85,7 +96,7 @@ def assemble(
         step_low_s=None if time is None else time.low_s,
         step_high_s=None if time is None else time.high_s,
         step_from=None if time is None else step_from,
-        samples_per_s=None if time is None else samples / time.step_s,
+        samples_per_s=None if time is None else variant.batch_size / time.step_s,
         unknowns=_unknowns(trace, card, unseen, (least - reserved, most - reserved)),
         notes=(*trace.notes, *notes),
         doubt=trace.doubt,
@@ -126,6 +137,15 @@ def _unknowns(
                 low_bytes=context.low_bytes,
                 high_bytes=context.high_bytes,
                 settled_by="oomph calibrate, once, on a machine with this GPU",
+            )
+        )
+    if card.nccl is not NOTHING:
+        found.append(
+            Unknown(
+                what=f"the buffers of NCCL ({card.nccl.because})",
+                low_bytes=card.nccl.low_bytes,
+                high_bytes=card.nccl.high_bytes,
+                settled_by="nvidia-smi before and after the first all-reduce of all ranks",
             )
         )
     if usable.low_bytes != usable.high_bytes:

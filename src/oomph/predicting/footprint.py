@@ -45,6 +45,7 @@ class Kernel(NamedTuple):
     grown_flops: int
     fixed_moved_bytes: int
     grown_moved_bytes: int
+    num_pending: int = 0  # of a wait for communication
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -152,6 +153,7 @@ def _kernels(line: AffineTrace) -> list[Kernel]:
             grown_flops=flops,
             fixed_moved_bytes=op.moved_bytes - moved * base,
             grown_moved_bytes=moved,
+            num_pending=op.num_pending,
         )
         for op, (flops, moved) in zip(line.base.ops, line.op_slopes, strict=True)
     ]

@@ -2,13 +2,14 @@
 
 Each op takes the longest of its arithmetic, its memory traffic and the least that a kernel
 takes. The host issues one op after the other, the GPU runs them in that order when they have
-been issued: two clocks, wound op by op. A step begins with both idle, as after a loss is read.
+been issued, and what joins several GPUs sends beside: three clocks, wound op by op. A step begins
+with all idle, as after a loss is read.
 
 Good for comparing ways to train and for the order of magnitude: `low_s` and `high_s` are the
 step with all constants at their best and at their worst. A measured step of the same kind makes
-it much better: `anchored`. Limits: one GPU, eager mode. Not modelled are matmuls too small to
-fill the GPU, caches, copies of the batch, data loading, and what communication takes. What is
-offloaded goes over the bus, a third clock beside the two.
+it much better: `anchored`. Limits: eager mode, GPUs of one machine. Not modelled are matmuls too
+small to fill the GPU, caches, copies of the batch and data loading. What is offloaded goes over
+the bus, a clock of its own.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from oomph.errors import UsageError
+from oomph.predicting.communication import COMMUNICATION, Link, LinkClock, link_between
 from oomph.predicting.micro_steps import second_micro_step
 from oomph.records.catalog import GpuModel
 from oomph.records.trace import Op
 
-Bound = Literal["arithmetic", "memory bandwidth", "kernel launches", "host and bus"]
+Bound = Literal[
+    "arithmetic", "memory bandwidth", "kernel launches", "host and bus", "communication"
+]
 _Place = Literal["gpu", "to host", "from host", "host"]
 MatmulPrecision = Literal["fp32", "tf32"]
 _Kind = Literal["matmul", "convolution", "attention", "other"]
+_Role = Literal["kernel", "gather", "reduce", "wait"]
 
 # Best measured matmul / datasheet: 0.73 to 0.87 on the 7 kinds of GPU that the catalogue has
 # both of (stas00/ml-engineering, MAMF), the median is this. For GPUs without a measurement.
@@ -56,6 +61,9 @@ class _Pace:
     host_bytes_per_s: float  # that an optimizer on the host reads and writes
     kernel_s: float  # the least that a kernel takes on the GPU
     host_s: float  # Python, autograd, dispatcher and launch of one op
+    nvlink: float  # of the datasheet, one direction
+    pcie: float  # of the same
+    collective_s: float  # the least that a collective takes
 
 
 # matmul, attention, bandwidth: 0.70 of the A100's sheet, 0.45 and 0.80 were chosen once, untuned,
@@ -66,6 +74,10 @@ class _Pace:
 # bus: 25 to 26 GB/s of 31.5 are commonly seen with pinned memory. host bandwidth: between two
 # channels of DDR4 and a server's eight, of which an optimizer has a part. Both judgement, as are
 # convolution and kernel.
+# nvlink: 230 to 250 GB/s of 300 between 8 A100s; pcie: 35 to 45 of 63 between 8 H100s
+# (https://docs.alayanew.com/en/docs/tech-blog/2026-05-06-nccl-tests), 28 between 8 RTX 5090s
+# (https://github.com/NVIDIA/nccl/issues/1639). collective: 42 us for 8 bytes on PCIe
+# (https://github.com/NVIDIA/nccl/issues/1530), less on NVLink: judgement.
 LIKELY = _Pace(
     matmul=0.80,
     convolution=0.60,
@@ -75,6 +87,9 @@ LIKELY = _Pace(
     host_bytes_per_s=50e9,
     kernel_s=3e-6,
     host_s=10e-6,
+    nvlink=0.78,
+    pcie=0.50,
+    collective_s=30e-6,
 )
 # attention: FlashAttention-2 reaches 50 to 73 % of an A100, its forerunner 25 to 40 %
 # (https://arxiv.org/abs/2307.08691). host: as above. All others: judgement.
@@ -87,6 +102,9 @@ _BEST = _Pace(
     host_bytes_per_s=200e9,
     kernel_s=1.5e-6,
     host_s=5e-6,
+    nvlink=0.95,
+    pcie=0.75,
+    collective_s=10e-6,
 )
 _WORST = _Pace(
     matmul=0.55,
@@ -97,6 +115,9 @@ _WORST = _Pace(
     host_bytes_per_s=15e9,
     kernel_s=6e-6,
     host_s=25e-6,
+    nvlink=0.50,
+    pcie=0.20,
+    collective_s=60e-6,
 )
 
 # The same study: ratios between steps of one model were off by 7 % in the mean and by 11 % at
@@ -144,28 +165,37 @@ class StepTime:
     bound_by: Bound  # what most of the step is spent on
     low_s: float
     high_s: float
+    communication_s: float = 0.0  # all that is sent and received
+    waited_s: float = 0.0  # of it, what no kernel hides
 
 
 def estimate(
-    ops: Sequence[Op], model: GpuModel, *, matmul_precision: MatmulPrecision = "fp32"
+    ops: Sequence[Op],
+    model: GpuModel,
+    *,
+    matmul_precision: MatmulPrecision = "fp32",
+    num_gpus: int = 1,
 ) -> StepTime | None:
     """The time of a step with these ops; None if a rate is needed that nobody knows."""
     bandwidth = model.memory_bandwidth_bytes_per_s
-    if not ops or not bandwidth:
+    link = link_between(model, num_gpus)
+    if not ops or not bandwidth or (num_gpus > 1 and link is None):
         return None
-    issued = _issued(ops, Rates(model, matmul_precision), bandwidth)
+    issued = _issued(ops, Rates(model, matmul_precision, link), bandwidth)
     if issued is None:
         return None
     likely = _wind(issued, LIKELY)
     return StepTime(
         step_s=likely.step_s,
-        gpu_busy_s=sum(likely.busy_s.values()),
+        gpu_busy_s=sum(likely.busy_s.values()) - likely.exposed_s,
         host_s=len(ops) * LIKELY.host_s,
         by_phase=likely.by_phase,
         flops=sum(op.flops for op in ops),
         bound_by=_bound_by(likely),
         low_s=_wind(issued, _BEST).step_s,
         high_s=_wind(issued, _WORST).step_s,
+        communication_s=likely.communication_s,
+        waited_s=likely.exposed_s,
     )
 
 
@@ -174,8 +204,21 @@ def with_micro_steps(ops: Sequence[Op], num_micro_steps: int) -> list[Op]:
     if num_micro_steps <= _TRACED_MICRO_STEPS:
         return list(ops)
     second = second_micro_step([op.phase for op in ops])
-    more = [*ops[second.start : second.stop]] * (num_micro_steps - _TRACED_MICRO_STEPS)
+    repeated = ops[second.start : second.stop]
+    if not any(op.name in COMMUNICATION for op in ops[: second.start]):
+        # Gradients are sent after the last micro-step only: DDP's no_sync.
+        repeated = [op for op in repeated if op.name not in COMMUNICATION and op.name != "wait"]
+    more = [*repeated] * (num_micro_steps - _TRACED_MICRO_STEPS)
     return [*ops[: second.stop], *more, *ops[second.stop :]]
+
+
+def last_micro_step(ops: Sequence[Op]) -> list[Op]:
+    """The ops of a step without accumulation: after the last micro-step gradients are sent."""
+    second = second_micro_step([op.phase for op in ops])
+    if not second:
+        return list(ops)
+    first = next(i for i, op in enumerate(ops) if op.phase in ("input", "forward"))
+    return [*ops[:first], *ops[second.start :]]
 
 
 def anchored(predicted: StepTime, reference: StepTime, measured_s: float) -> StepTime:
@@ -203,6 +246,8 @@ def anchored(predicted: StepTime, reference: StepTime, measured_s: float) -> Ste
         by_phase={phase: seconds * factor for phase, seconds in predicted.by_phase.items()},
         low_s=low_s,
         high_s=high_s,
+        communication_s=predicted.communication_s * factor,
+        waited_s=predicted.waited_s * factor,
     )
 
 
@@ -239,7 +284,7 @@ def best_rates(model: GpuModel) -> tuple[dict[str, float | None], float | None]:
     )
 
 
-# ---- the two clocks --------------------------------------------------------------------------
+# ---- the three clocks ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +301,8 @@ class _Wound:
     busy_s: Mapping[Bound, float]
     by_phase: Mapping[str, float]
     waited_s: float  # by the GPU, for the bus and for the host's own work
+    communication_s: float  # of the link
+    exposed_s: float  # of it, what the GPU waited for
 
 
 class _Bus:
@@ -285,34 +332,68 @@ def _wind(issued: _Issued, pace: _Pace) -> _Wound:
     times = [kernel.at(pace) for kernel in issued.kernels]
     seconds = [time_s for time_s, _ in times]
     waits = [kernel.is_waited_for for kernel in issued.kernels]
-    places = [kernel.place for kernel in issued.kernels]
-    bus = _Bus()
-    busy: dict[Bound, float] = {}
+    is_gpus = [kernel.is_gpus for kernel in issued.kernels]
+    bus, link = _Bus(), LinkClock()
     by_phase: dict[str, float] = {}
     host = gpu = 0.0  # seconds since the step began; the GPU's clock is never behind the host's
     for phase, numbers in issued.runs:
         began = gpu
         for number in numbers:
-            host += pace.host_s
-            if places[number] != "gpu":
-                host, gpu = bus.run(places[number], seconds[number], host, gpu)
+            if not is_gpus[number]:
+                kernel = issued.kernels[number]
+                host, gpu = _beside_the_gpu(kernel, seconds[number], pace, bus, link, (host, gpu))
                 continue
+            host += pace.host_s
             if gpu < host:
                 gpu = host
             gpu += seconds[number]
             if waits[number]:
                 host = gpu
         by_phase[phase] = by_phase.get(phase, 0.0) + gpu - began
-        for number, count in Counter(numbers).items():
-            if places[number] != "gpu":
-                continue
-            bound = times[number][1]
-            busy[bound] = busy.get(bound, 0.0) + seconds[number] * count
     if issued.runs and bus.now > gpu:  # the last copies
         by_phase[issued.runs[-1][0]] += bus.now - gpu
         bus.waited_s += bus.now - gpu
         gpu = bus.now
-    return _Wound(step_s=gpu, busy_s=busy, by_phase=by_phase, waited_s=bus.waited_s)
+    return _Wound(
+        step_s=gpu,
+        busy_s=_busy(issued, times, link),
+        by_phase=by_phase,
+        waited_s=bus.waited_s,
+        communication_s=link.busy_s,
+        exposed_s=link.waited_s,
+    )
+
+
+def _beside_the_gpu(
+    kernel: _Kernel,
+    seconds: float,
+    pace: _Pace,
+    bus: _Bus,
+    link: LinkClock,
+    clocks: tuple[float, float],
+) -> tuple[float, float]:
+    """The clocks of host and GPU after what the bus, the host or the link does."""
+    host, gpu = clocks
+    if kernel.role == "wait":
+        return host, link.wait(kernel.num_pending, gpu)
+    if kernel.role != "kernel":
+        link.begin(seconds, host, None if kernel.role == "gather" else gpu)
+        return host, gpu
+    return bus.run(kernel.place, seconds, host + pace.host_s, gpu)
+
+
+def _busy(
+    issued: _Issued, times: Sequence[tuple[float, Bound]], link: LinkClock
+) -> dict[Bound, float]:
+    """The GPU's seconds by what decides them."""
+    busy: dict[Bound, float] = {}
+    for number, count in Counter(n for _, numbers in issued.runs for n in numbers).items():
+        if issued.kernels[number].is_gpus:
+            time_s, bound = times[number]
+            busy[bound] = busy.get(bound, 0.0) + time_s * count
+    if link.busy_s:
+        busy["communication"] = link.waited_s
+    return busy
 
 
 def _bound_by(wound: _Wound) -> Bound:
@@ -337,9 +418,20 @@ class _Kernel:
     is_waited_for: bool
     place: _Place = "gpu"
     moved_bytes: int = 0  # of what is not the GPU's
+    role: _Role = "kernel"
+    link: Link | None = None  # of a collective
+    num_pending: int = 0  # of a wait
+
+    @property
+    def is_gpus(self) -> bool:
+        return self.place == "gpu" and self.role == "kernel"
 
     def at(self, pace: _Pace) -> tuple[float, Bound]:
-        """Seconds on the GPU, and what decides them."""
+        """Seconds on the GPU, on the link or on the host, and what decides them."""
+        if self.link is not None:
+            share = pace.nvlink if self.link.kind == "nvlink" else pace.pcie
+            sending_s = self.moved_bytes / (self.link.bytes_per_s * share)
+            return pace.collective_s + sending_s, "communication"
         if self.place == "host":
             return self.moved_bytes / pace.host_bytes_per_s, "host and bus"
         if self.place != "gpu":
@@ -357,11 +449,11 @@ class _Kernel:
 
 def _issued(ops: Sequence[Op], rates: Rates, bandwidth: float) -> _Issued | None:
     """None if an op computes at a rate that nobody knows."""
-    numbers: dict[tuple[str, str, int, int], int] = {}
+    numbers: dict[tuple[str, str, int, int, int], int] = {}
     kernels: list[_Kernel] = []
     runs: list[tuple[str, list[int]]] = []
     for op in ops:
-        key = (op.name, op.dtype, op.flops, op.moved_bytes)
+        key = (op.name, op.dtype, op.flops, op.moved_bytes, op.num_pending)
         number = numbers.get(key)
         if number is None:
             kernel = kernel_of(op, rates, bandwidth)
@@ -379,6 +471,8 @@ def kernel_of(op: Op, rates: Rates, bandwidth: float) -> _Kernel | None:
     place = _PLACES.get(op.name, "gpu")
     if place != "gpu":
         return _off_the_gpu(op, place, rates.bus_bytes_per_s)
+    if op.name in COMMUNICATION or op.name == "wait":
+        return _beside(op, rates.link)
     kind = _kind_of(op.name)
     rate = rates.of(op.dtype, kind) if op.flops else 1.0
     if rate is None:
@@ -406,6 +500,25 @@ def _off_the_gpu(op: Op, place: _Place, bus_bytes_per_s: float | None) -> _Kerne
     )
 
 
+def _beside(op: Op, link: Link | None) -> _Kernel | None:
+    """A collective, which the link does beside the GPU, or the GPU's waiting for one."""
+    role: _Role = "gather" if op.name == "all_gather" else "reduce"
+    is_wait = op.name == "wait"
+    if link is None and not is_wait:
+        return None
+    return _Kernel(
+        kind="other",
+        arithmetic_s=0.0,
+        traffic_s=0.0,
+        runs=False,
+        is_waited_for=False,
+        role="wait" if is_wait else role,
+        link=None if is_wait else link,
+        moved_bytes=op.moved_bytes,
+        num_pending=op.num_pending,
+    )
+
+
 def _kind_of(name: str) -> _Kind:
     if name in _MATMULS:
         return "matmul"
@@ -427,8 +540,14 @@ def _best_of_sheet(model: GpuModel) -> float:
 class Rates:
     """Operations per second of a GPU: the best measured ones, of attention those of the sheet."""
 
-    def __init__(self, model: GpuModel, matmul_precision: MatmulPrecision) -> None:
+    def __init__(
+        self,
+        model: GpuModel,
+        matmul_precision: MatmulPrecision,
+        link: Link | None = None,
+    ) -> None:
         self._model = model
+        self.link = link
         self._matmul_precision = matmul_precision
         capability = model.compute_capability
         self._has_tensor_floats = capability is not None and capability >= _TENSOR_FLOAT_SINCE

@@ -2,7 +2,8 @@
 
 The same two clocks as `speed.estimate`, for a planner that asks hundreds of times: the GPU ends
 when the op that it waited for longest, and all after it, are done, which is a maximum over running
-sums. Each micro-step after the third takes what the third took.
+sums. Each micro-step after the third takes what the third took. Where several GPUs send beside
+their kernels there is a third clock, and it is `speed.estimate` itself that answers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from typing import TYPE_CHECKING
 
 from oomph.predicting.footprint import Footprint, Kernel
 from oomph.predicting.micro_steps import second_micro_step
-from oomph.predicting.speed import LIKELY, WAITED_FOR, MatmulPrecision, Rates, kernel_of
+from oomph.predicting.speed import (
+    LIKELY,
+    WAITED_FOR,
+    MatmulPrecision,
+    Rates,
+    estimate,
+    kernel_of,
+    last_micro_step,
+    with_micro_steps,
+)
 from oomph.records.catalog import GpuModel
 from oomph.records.trace import Op
 
@@ -34,9 +44,12 @@ class StepTimes:
     footprint: Footprint
     model: GpuModel
     matmul_precision: MatmulPrecision = "fp32"
+    num_gpus: int = 1
 
     def seconds(self, micro_batch: int, accumulation: int) -> float | None:
         """Of one optimizer step; None if a rate is needed that nobody knows."""
+        if self.num_gpus > 1:
+            return self._on_several(micro_batch, accumulation)
         times = self._times(micro_batch)
         if times is None:
             return None
@@ -45,6 +58,15 @@ class StepTimes:
             return simulated
         more = simulated - self._wound(times, _SIMULATED - 1)
         return simulated + (accumulation - _SIMULATED) * more
+
+    def _on_several(self, micro_batch: int, accumulation: int) -> float | None:
+        kernels = [_at(kernel, micro_batch) for kernel in self.footprint.kernels]
+        ops = [kernels[number] for number in self.footprint.op]
+        issued = with_micro_steps(ops, accumulation) if accumulation > 1 else last_micro_step(ops)
+        found = estimate(
+            issued, self.model, matmul_precision=self.matmul_precision, num_gpus=self.num_gpus
+        )
+        return None if found is None else found.step_s
 
     def _times(self, micro_batch: int) -> Seconds | None:
         """Of each different kernel."""
@@ -86,10 +108,11 @@ class StepTimes:
 def _at(kernel: Kernel, micro_batch: int) -> Op:
     return Op(
         name=kernel.name,
-        phase="forward",
+        phase=kernel.phase,  # type: ignore[arg-type] # it is one
         flops=kernel.fixed_flops + kernel.grown_flops * micro_batch,
         moved_bytes=kernel.fixed_moved_bytes + kernel.grown_moved_bytes * micro_batch,
         dtype=kernel.dtype,
+        num_pending=kernel.num_pending,
     )
 
 

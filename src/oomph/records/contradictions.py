@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oomph.errors import UsageError
+from oomph.records.sharding import divides_parameters
 from oomph.records.workload import Variant
 
 
@@ -24,11 +25,23 @@ def contradiction_in(variant: Variant, *, clips_gradients: bool) -> UsageError |
             because=f"{variant.precision} was asked for, and what is not quantised is in bf16",
             attempt="bf16 or pure-bf16",
         )
+    if variant.adapters == "qlora" and divides_parameters(variant):
+        return UsageError(
+            "QLoRA cannot be divided among GPUs",
+            because="FSDP would cast the packed 4-bit weights as if they were numbers",
+            attempt="ddp, or lora",
+        )
     return None
 
 
 def _against_step_in_backward(variant: Variant, *, clips_gradients: bool) -> UsageError | None:
     what = "the optimizer cannot step in backward"
+    if variant.sharding == "ddp":
+        return UsageError(
+            what,
+            because="DDP averages gradients after they are there",
+            attempt="fsdp, which averages them first",
+        )
     if variant.offload_optimizer:
         return UsageError(what, because="its step is the host's", attempt="one of the two")
     if variant.accumulation > 1:

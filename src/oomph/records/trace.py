@@ -39,6 +39,9 @@ class Op:
     moved_bytes: int  # read and written
     dtype: str  # of the arithmetic: "float32", "bfloat16"
     module: str = ""  # as of an allocation
+    # Communication is "all_gather", "reduce_scatter" or "all_reduce": moved_bytes is what this GPU
+    # sends. At a "wait" the GPU waits for all but the last `num_pending` of what was begun.
+    num_pending: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

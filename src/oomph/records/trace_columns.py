@@ -29,6 +29,7 @@ def to_columns(trace: Trace) -> dict[str, Any]:
         "phase_starts": [list(start) for start in trace.phase_starts],
         "flops": [op.flops for op in trace.ops],
         "moved_bytes": [op.moved_bytes for op in trace.ops],
+        "num_pending": [op.num_pending for op in trace.ops],
         "ops": [_numbers(trace.ops, field, number) for field in _OP],
         "convolutions": [_numbers(trace.convolutions, field, number) for field in _CONVOLUTION],
         "convolution_numbers": [
@@ -61,9 +62,13 @@ def from_columns(columns: dict[str, Any]) -> Trace:
         step_starts=columns["step_starts"],
         phase_starts=[(start, phase) for start, phase in columns["phase_starts"]],
         ops=[
-            Op(flops=flops, moved_bytes=moved_bytes, **fields)
-            for flops, moved_bytes, fields in zip(
-                columns["flops"], columns["moved_bytes"], ops, strict=True
+            Op(flops=flops, moved_bytes=moved_bytes, num_pending=num_pending, **fields)
+            for flops, moved_bytes, num_pending, fields in zip(
+                columns["flops"],
+                columns["moved_bytes"],
+                columns["num_pending"],
+                ops,
+                strict=True,
             )
         ],
         micro_batch=columns["micro_batch"],

@@ -56,7 +56,8 @@ def print_prediction(prediction: Prediction) -> None:
 
 
 def _verdict(prediction: Prediction) -> str:
-    how = _how(prediction.variant)
+    variant = prediction.variant
+    how = _how(variant)
     fits = {
         "yes": "fits",
         "no": "does not fit",
@@ -67,7 +68,8 @@ def _verdict(prediction: Prediction) -> str:
         if prediction.num_retries and prediction.fits != "no"
         else ""
     )
-    return f"{fits} on {prediction.gpu}: {how}{retries}"
+    each = f"each of {variant.num_gpus} x " if variant.num_gpus > 1 else ""
+    return f"{fits} on {each}{prediction.gpu}: {how}{retries}"
 
 
 def _how(variant: Variant) -> str:
@@ -82,6 +84,7 @@ def _how(variant: Variant) -> str:
         "optimizer offloaded": variant.offload_optimizer,
         f"adapters: {variant.adapters}": variant.adapters != "none",
         "expandable segments": variant.expandable_segments,
+        variant.sharding: variant.num_gpus > 1,
     }
     parts = [f"micro-batch {variant.micro_batch} x {variant.accumulation}", variant.precision]
     return ", ".join([*parts, *(words for words, is_so in said.items() if is_so)])
@@ -90,8 +93,9 @@ def _how(variant: Variant) -> str:
 def _figures(prediction: Prediction) -> str:
     device, capacity = prediction.device_bytes, prediction.capacity_bytes
     share = f" ({format_ratio(device / capacity)})" if capacity else ""
+    on = "on each device" if prediction.variant.num_gpus > 1 else "on the device"
     return (
-        f"on the device {format_bytes(device)} ({format_bytes(prediction.low_bytes)} to"
+        f"{on} {format_bytes(device)} ({format_bytes(prediction.low_bytes)} to"
         f" {format_bytes(prediction.high_bytes)}) of {format_bytes(capacity)}{share};"
         f" torch reserves {format_bytes(prediction.reserved_bytes)}, allocates"
         f" {format_bytes(prediction.allocated_bytes)}"
@@ -106,7 +110,7 @@ def _print_parts(console: Console, prediction: Prediction) -> None:
     parts: dict[str, int] = {
         **{str(category): size for category, size in prediction.by_category.items()},
         "allocator's cache": cache,
-        "CUDA context": context,
+        "CUDA context" if prediction.variant.num_gpus == 1 else "CUDA and NCCL": context,
     }
     whole = max(prediction.capacity_bytes, prediction.device_bytes)
     width = min(_BAR_WIDTH, console.width)

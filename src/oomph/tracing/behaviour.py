@@ -8,7 +8,16 @@ from typing import Any, Literal
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from oomph.tracing import host_memory, in_place, kernels, losses, recurrent, sparse, unknown_values
+from oomph.tracing import (
+    host_memory,
+    in_place,
+    kernels,
+    losses,
+    ranks,
+    recurrent,
+    sparse,
+    unknown_values,
+)
 
 # name of an op -> (recorder, behaviour, function, args, kwargs) -> its result, or NotImplemented
 # where the call is an ordinary one after all
@@ -18,6 +27,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     **host_memory.RULES,
     **sparse.RULES,
     **recurrent.RULES,
+    **ranks.RULES,
 }
 
 Kind = Literal["view", "in place", "own rule", "pure", "other"]

@@ -17,7 +17,8 @@ def cache_directory() -> Path:
 def hashes_of_the_tracer() -> list[str]:
     """Of what decides a trace of ours: the tracer, and what puts the tricks on."""
     rooms = Path(__file__).parents[1]
-    files = (path for room in ("tracing", "training") for path in (rooms / room).rglob("*.py"))
+    deciding = ("records", "tracing", "training")
+    files = (path for room in deciding for path in (rooms / room).rglob("*.py"))
     return hashes(sorted(map(str, files)))
 
 

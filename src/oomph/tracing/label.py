@@ -9,6 +9,7 @@ import torch
 
 from oomph.records.trace import Allocation, Category, Phase, Trace
 from oomph.records.workload import Variant
+from oomph.tracing.ranks import GATHERED
 
 
 def labelled(
@@ -32,9 +33,10 @@ def labelled(
             category="optimizer"
             if number in states
             else _category(number, op, phase, deaths.get(number), num_parameters, gradients),
+            stream=stream,
         )
-        for number, (size_bytes, (op, module, phase)) in enumerate(
-            zip(recorder.sizes, recorder.born, strict=True)
+        for number, (size_bytes, (op, module, phase), stream) in enumerate(
+            zip(recorder.sizes, recorder.born, recorder.streams, strict=True)
         )
     ]
     return Trace(
@@ -78,7 +80,7 @@ def _category(
     num_parameters: int,
     gradients: set[int],
 ) -> Category:
-    if number < num_parameters:
+    if number < num_parameters or op == GATHERED:
         return "parameters"
     if op == "cublas workspace":
         return "workspace"

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from oomph.tracing import streams
+
 GPU_NAME = "oomph's pretended GPU"
 
 # Is a tensor on `meta` in truth? Torch's own getter, which no patch reaches.
@@ -183,22 +185,13 @@ def _brought_to_cpu(torch: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
 
 
 class _Nothing:
-    """A stream, an event, a context: whatever torch.cuda hands out, it does nothing."""
-
-    cuda_stream = stream_id = device_index = 0
+    """A context: it does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
     def __enter__(self) -> _Nothing:
         return self
 
     def __exit__(self, *_: object) -> None: ...
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *_, **__: 0.0
-
-    def query(self) -> bool:
-        return True
 
 
 def _patch_cuda(torch: Any) -> None:
@@ -243,12 +236,12 @@ def _patch_cuda(torch: Any) -> None:
         "memory_reserved": lambda *_: 0,
         "max_memory_reserved": lambda *_: 0,
         "reset_peak_memory_stats": lambda *_: None,
-        "current_stream": lambda *_: _Nothing(),
-        "default_stream": lambda *_: _Nothing(),
-        "stream": _Nothing,
+        "current_stream": streams.current_stream,
+        "default_stream": streams.default_stream,
+        "stream": streams.use_stream,
         "device": _Nothing,
-        "Stream": _Nothing,
-        "Event": _Nothing,
+        "Stream": streams.Stream,
+        "Event": streams.Event,
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)

@@ -21,6 +21,7 @@ from oomph.tracing.behaviour import Behaviour
 from oomph.tracing.convolutions import note_convolution
 from oomph.tracing.known_outputs import key_of, leaves_of
 from oomph.tracing.pretend import Lie, is_pretended
+from oomph.tracing.streams import Now
 from oomph.tracing.work import work_of
 
 
@@ -36,6 +37,7 @@ class Recorder(TorchDispatchMode):
     """Records while it is entered. `phase` is set by whoever drives the training loop."""
 
     counts: Callable[[Any], bool] = staticmethod(is_pretended)  # is a tensor memory of the GPU?
+    counts_storage: Callable[[Any], bool] = staticmethod(lambda it: it.device.type == "meta")
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -47,6 +49,8 @@ class Recorder(TorchDispatchMode):
         self.events: list[int] = []
         self.sizes: list[int] = []
         self.born: list[tuple[str, str, Phase]] = []  # op, module, phase of each allocation
+        self.streams: list[int] = []  # and its stream
+        self.unfolded: frozenset[type] = frozenset()  # tensors made of others: those are recorded
         self.ops: list[Op] = []
         self.convolutions: list[Convolution] = []
         self.notes: set[str] = set()
@@ -77,6 +81,7 @@ class Recorder(TorchDispatchMode):
         sizes.append(size_bytes)
         number = len(sizes)
         self.born.append((op, self.current_module(), self.phase))
+        self.streams.append(Now.stream)
         self.events.append(number)
         return number - 1
 
@@ -89,6 +94,8 @@ class Recorder(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if types and not self.unfolded.isdisjoint(types):
+            return NotImplemented
         behaviour = self._behaviours.get(function)
         if behaviour is None:
             behaviour = self._behaviours[function] = Behaviour(function)
@@ -167,7 +174,10 @@ class Recorder(TorchDispatchMode):
             self.track(tensor._indices(), op)
             self.track(tensor._values(), op)
             return
-        storage = tensor.untyped_storage()
+        self.track_storage(tensor.untyped_storage(), op)
+
+    def track_storage(self, storage: Any, op: str) -> None:
+        """Note a storage that is new, or has another size than before."""
         address, size_bytes = storage._cdata, storage.nbytes()
         known = self._live.get(address)
         if known is not None:
@@ -181,6 +191,17 @@ class Recorder(TorchDispatchMode):
             self._live[address] = live
         if known is not None:
             self.free(known.number)
+
+    def begin_with_the_living(self) -> None:
+        """Forget what is dead already, as if it had never been."""
+        living = sorted(self._live.values(), key=lambda live: live.number)
+        kept = [live.number for live in living]
+        for new, live in enumerate(living):
+            live.number = new
+        columns: tuple[list[Any], ...] = (self.sizes, self.born, self.streams)
+        for column in columns:
+            column[:] = [column[number] for number in kept]
+        self.events[:] = range(1, len(kept) + 1)
 
     def _make_on_death(self) -> Callable[[Any], None]:
         # A closure: a bound method would be made anew for each allocation.

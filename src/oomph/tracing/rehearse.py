@@ -11,15 +11,19 @@ import gc
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from oomph.records.contradictions import contradiction_in
+from oomph.records.sharding import casts_parameters, divides_parameters
 from oomph.records.trace import Phase, Trace
 from oomph.records.workload import How, Variant, Workload
-from oomph.tracing import autocast, cuda_branches, pretend
+from oomph.tracing import autocast, cuda_branches, pretend, ranks, streams
 from oomph.tracing.batches import make_batch
+from oomph.tracing.buckets import Buckets
 from oomph.tracing.building import build, materialise, without_memory
 from oomph.tracing.label import labelled
 from oomph.tracing.modules import ModuleStack
@@ -60,8 +64,11 @@ def rehearse(
     gc.collect()
     gc.disable()  # on a GPU, too, frees follow reference counts; cycles would die at random times
     recorder = Recorder(capability)
+    streams.Now.begin(partial(ranks.note_wait, recorder))
+    divides = divides_parameters(variant)
+    world = ranks.one_of(variant.num_gpus, recorder) if divides else contextlib.nullcontext()
     try:
-        with recorder, autocast.guard():
+        with recorder, autocast.guard(), world:
             return _Rehearsal(workload, variant, recorder, apply).run()
     finally:
         gc.enable()
@@ -78,6 +85,7 @@ class _Rehearsal:
         self.loss: Any = None
         self.batch: Any = None
         self.phase_starts: list[tuple[int, Phase]] = []
+        self.buckets: Buckets | None = None
 
     def run(self) -> Trace:
         recorder, variant = self.recorder, self.variant
@@ -88,9 +96,11 @@ class _Rehearsal:
             self.model = self.apply.put_on_built(self.model, variant)
         materialise(self.model, pure)
         self.model.train()
-        self.model = self.apply.put_on_model(self.model, variant)
+        self._put_on_model()
         num_parameters = len(recorder.sizes)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if variant.sharding == "ddp":
+            self.buckets = Buckets(parameters, variant.num_gpus, recorder)
         for parameter in parameters:  # before an optimizer that uses gradients up
             parameter.register_post_accumulate_grad_hook(self._note_gradient)
         self.optimizer = self.apply.put_on_optimizer(self.workload.optimizer, parameters, variant)
@@ -112,26 +122,37 @@ class _Rehearsal:
             phase_starts=self.phase_starts,
         )
 
+    def _put_on_model(self) -> None:
+        if self.variant.sharding == "ddp":  # its reducer is stood in for by our own
+            alone = replace(self.variant, sharding="none", num_gpus=1)
+            self.model = self.apply.put_on_model(self.model, alone)
+            return
+        self.model = self.apply.put_on_model(self.model, self.variant)
+        if divides_parameters(self.variant):
+            # Whoever divides a large model builds it on the host or on `meta`: no GPU has seen
+            # the whole of it.
+            self.recorder.begin_with_the_living()
+
     def _enter(self, phase: Phase) -> None:
         self.recorder.phase = phase
         self.phase_starts.append((len(self.recorder.events), phase))
 
     def _note_gradient(self, parameter: Any) -> None:
-        number = self.recorder.number_of(parameter.grad)
+        number = self.recorder.number_of(ranks.local_part(parameter.grad))
         if number is not None:
             self.gradients.add(number)
 
     def _states(self) -> set[int]:
         """The allocations of the optimizer's state: in backward they are told by nothing else."""
         values = (v for state in self.optimizer.state.values() for v in state.values())
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        tensors = [ranks.local_part(v) for v in values if isinstance(v, torch.Tensor)]
         return {number for number in map(self.recorder.number_of, tensors) if number is not None}
 
     def _step(self) -> None:
         self._enter("zero_grad")
         self.optimizer.zero_grad(set_to_none=self.workload.zero_grad_to_none)
-        for _ in range(self.variant.accumulation):
-            self._micro_step()
+        for left in reversed(range(self.variant.accumulation)):
+            self._micro_step(is_last=not left)
         if self.workload.clip_grad_norm is not None:
             self._enter("clip")
             if self.scaler:
@@ -144,13 +165,16 @@ class _Rehearsal:
         else:
             self.optimizer.step()
 
-    def _micro_step(self) -> None:
+    def _micro_step(self, *, is_last: bool) -> None:
         self._enter("input")
         self.batch = None  # `for batch in loader` drops the old one before the new one is copied
         dtype = torch.bfloat16 if self.variant.precision == "pure-bf16" else None
         self.batch = make_batch(self.workload.batch, self.variant.micro_batch, dtype)
         self._enter("forward")
-        low = _LOW.get(self.variant.precision)
+        if self.buckets:
+            self.buckets.is_in_sync = is_last
+            self.buckets.before_forward()
+        low = None if casts_parameters(self.variant) else _LOW.get(self.variant.precision)
         context = torch.autocast("cuda", dtype=low) if low else contextlib.nullcontext()
         with context, self.apply.around_forward(self.variant):
             loss = self.workload.loss(self.model, self.batch)
@@ -160,6 +184,8 @@ class _Rehearsal:
         self.loss = loss  # kept until the next one takes its name
         self._enter("backward")
         (self.scaler.scale(loss) if self.scaler else loss).backward()
+        if self.buckets:
+            self.buckets.after_backward()
 
     def _check(self, loss: Any) -> None:
         from oomph.errors import UsageError

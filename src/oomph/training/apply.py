@@ -44,6 +44,10 @@ def put_on_model(model: Any, how: How) -> Any:
 
         check_model(model, how.optimizer)
         mark_embeddings(model)
+    if how.sharding != "none":  # last: what is gathered for a block is kept for its recomputation
+        from oomph.training.sharding import put_on_ranks
+
+        return put_on_ranks(model, how)
     return model
 
 

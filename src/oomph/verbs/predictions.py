@@ -36,6 +36,8 @@ def predict(
     measured_micro_batch: int | None = None,
     measured_precision: Precision | None = None,
     measured_checkpointing: str | None = None,
+    num_gpus: int = 1,
+    sharding: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Prediction:
     """What a training step will take on a GPU that need not be here.
@@ -48,6 +50,9 @@ def predict(
     attention for torch's fused one, `loss="chunked"` computes a language model's loss in pieces,
     `optimizer_in_backward` uses each gradient up at once, `offload` moves "activations" or the
     "optimizer" to the host, `adapters` trains "lora" or "qlora" instead of the whole model.
+    On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (the model
+    and its optimizer are divided among all) or "hybrid" (divided within groups of GPUs); the
+    micro-batch and all memory are those of one GPU.
     Nothing is trained and no memory of the model's size is used; the rehearsal runs in a child
     process. `say` is told when something takes seconds.
 
@@ -59,7 +64,9 @@ def predict(
 
     from oomph.predicting import assembly
     from oomph.predicting.allocator_settings import AllocatorSettings
+    from oomph.predicting.communication import assumptions
     from oomph.records.checkpointing import check_checkpointing
+    from oomph.records.sharding import check_sharding
     from oomph.records.workload import check_optimizer
     from oomph.tracing import traces
     from oomph.verbs.targets import find_target
@@ -84,6 +91,8 @@ def predict(
         offload_activations="activations" in offload,
         offload_optimizer="optimizer" in offload,
         adapters=adapters,
+        num_gpus=num_gpus,
+        sharding=check_sharding(sharding, num_gpus),
     )
     like = replace(
         wish,
@@ -103,11 +112,11 @@ def predict(
     return assembly.assemble(
         trace,
         replace(variant, expandable_segments=expandable_segments),
-        ready.card,
+        ready.card.among(variant),
         settings=AllocatorSettings(expandable_segments=expandable_segments),
         time=time,
         step_from=_step_from(ready, measured_step_s),
-        notes=[*notes, *ready.notes],
+        notes=[*notes, *ready.notes, *assumptions(variant, ready.model)],
     )
 
 
@@ -182,9 +191,8 @@ def step_time(trace: Trace, variant: Variant, model: GpuModel) -> StepTime | Non
     from oomph.predicting import speed
 
     ops = speed.with_micro_steps(trace.ops, variant.accumulation)
-    if variant.precision == "tf32":
-        return speed.estimate(ops, model, matmul_precision="tf32")
-    return speed.estimate(ops, model)
+    precision: speed.MatmulPrecision = "tf32" if variant.precision == "tf32" else "fp32"
+    return speed.estimate(ops, model, matmul_precision=precision, num_gpus=variant.num_gpus)
 
 
 def _check_measured_step(
