@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from oomph.planning.search import (
     NEAR_RATIO,
     STABILITIES,
+    WORTH_MEMORY_RATIO,
+    WORTH_TIME_RATIO,
     Candidate,
     Checked,
     find_best,
@@ -125,8 +127,8 @@ def test_whatever_fits_is_on_the_front_or_hardly_better_than_it(
         if check(one.candidate).fits != "yes":
             continue
         assert any(
-            plan.step_s <= one.candidate.step_s * 1.03 + 1e-9
-            and checked.device_bytes <= one.device_bytes * 1.03 + 1e-9
+            plan.step_s <= one.candidate.step_s * (1 + WORTH_TIME_RATIO) + 1e-9
+            and checked.device_bytes <= one.device_bytes * (1 + WORTH_MEMORY_RATIO) + 1e-9
             and plan.variant.num_gpus <= one.candidate.variant.num_gpus
             and plan.host_bytes <= one.candidate.host_bytes
             and STABILITIES.index(plan.stability) <= STABILITIES.index(one.candidate.stability)

@@ -9,10 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oomph.records.checkpointing import as_text
-
-# Of all that the blocks keep: so much is freed by the sets that are rehearsed.
-_SHARES = (0.25, 0.5, 0.75)
 _LEAST_S = 1e-9
 
 
@@ -22,17 +18,6 @@ def in_order(costs: Sequence[tuple[int, float]]) -> list[int]:
     highest = max(ratios, default=0) or 1
     # Equal blocks differ by chance in the last digits.
     return sorted(range(len(costs)), key=lambda place: (-round(ratios[place] / highest, 2), place))
-
-
-def sets_of_blocks(costs: Sequence[tuple[int, float]]) -> list[str]:
-    """Sets that free about a quarter, a half, three quarters and all of what blocks keep."""
-    whole = sum(saved for saved, _ in costs)
-    found = []
-    for share in _SHARES:
-        chosen = blocks_that_free(share * whole, costs)
-        if 0 < len(chosen) < len(costs):
-            found.append(as_text(chosen, len(costs)))
-    return [*dict.fromkeys(found), "blocks"] if costs else []
 
 
 def blocks_that_free(wanted_bytes: float, costs: Sequence[tuple[int, float]]) -> list[int]:

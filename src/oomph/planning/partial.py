@@ -32,7 +32,9 @@ def best_partial(
     faster_than_s: float,
 ) -> Variant | None:
     """Of all variants without recomputation the one that would be fastest with a part of it."""
-    guesses = [guess for guess in (_guess(v, costs, measures) for v in variants) if guess]
+    # With no block recomputed it is faster than with any: what is slower even so is not looked at.
+    hopeful = [v for v in variants if (measures.seconds(v) or faster_than_s) < faster_than_s]
+    guesses = [guess for guess in (_guess(v, costs, measures) for v in hopeful) if guess]
     best = min(guesses, key=lambda guess: guess[0], default=None)
     return best[1] if best is not None and best[0] < faster_than_s else None
 

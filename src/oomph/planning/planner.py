@@ -40,6 +40,7 @@ class Found:
     """What a search has found."""
 
     best: Variant | None
+    best_s: float | None  # the time of its step
     shown: tuple[Variant, ...]  # the best first, then others of the front by time
     num_on_front: int
     smallest: Variant  # the one with the least memory, whether it fits or not
@@ -54,12 +55,13 @@ def search(
     limit_bytes: int,
     prefer: Preference = "balance",
     most: int = 6,
+    extra: Sequence[Variant] = (),
 ) -> Found:
-    """Look at every combination; show at most so many."""
+    """Look at every combination, and at some more; show at most so many."""
     changing = _changed_by_part_of_the_batch(choices)
     candidates = [
         _candidate(variant, known, changing)
-        for variant in variants(choices)
+        for variant in (*variants(choices), *extra)
         if known.is_known(variant)
     ]
     checks: dict[int, Checked] = {}
@@ -73,6 +75,7 @@ def search(
     front = find_front(candidates, check, limit_bytes)
     return Found(
         best=None if best is None else best.variant,
+        best_s=None if best is None else best.step_s,
         shown=tuple(one.variant for one in varied(front, best, most)),
         num_on_front=len(front),
         smallest=min(candidates, key=lambda one: (one.least_bytes, one.step_s)).variant,

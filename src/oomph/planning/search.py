@@ -19,8 +19,8 @@ STABILITIES: tuple[Stability, ...] = ("same", "rounding", "changes")
 # So much slower may be what changes less and needs fewer tricks. Judgement: the estimates of time
 # are no better than that.
 NEAR_RATIO = 0.05
-# What is less than this better on every axis is not worth a line of its own. Judgement.
-_WORTH_RATIO = 0.03
+# What is less than this better in time and in memory is not worth a line of its own. Judgement.
+WORTH_TIME_RATIO, WORTH_MEMORY_RATIO = 0.03, 0.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,8 @@ def _is_beaten(
     front: Iterable[tuple[Candidate, Checked]], candidate: Candidate, device_bytes: int
 ) -> bool:
     """Whether a plan of the front is as good as a candidate on every axis, or nearly."""
-    near_s, near_bytes = (x * (1 + _WORTH_RATIO) for x in (candidate.step_s, device_bytes))
+    near_s = candidate.step_s * (1 + WORTH_TIME_RATIO)
+    near_bytes = device_bytes * (1 + WORTH_MEMORY_RATIO)
     return any(
         plan.step_s <= near_s
         and checked.device_bytes <= near_bytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from oomph.predicting.communication import COMMUNICATION
 from oomph.predicting.footprint import OF_ALLOCATIONS, OF_EVENTS, PHASES, Footprint, Kernel
 from oomph.predicting.micro_steps import second_micro_step
 
@@ -45,16 +46,21 @@ def without_accumulation(footprint: Footprint) -> Footprint:
             event[event == -(left + 1)] = -(replaced + 1)
     kept = ~in_second
     cut = replace(footprint, event=np.where(kept, event, 0)).keeping(kept)
-    return replace(cut, op=footprint.op[~_are_of_second_micro_step(footprint)])
+    return replace(cut, op=footprint.op[~_are_of_other_micro_step(footprint)])
 
 
-def _are_of_second_micro_step(footprint: Footprint) -> Any:
-    """Which ops are."""
+def _are_of_other_micro_step(footprint: Footprint) -> Any:
+    """The ops to leave out: of the second, or of the first where gradients are sent at the end."""
     import numpy as np
 
     phases = [footprint.kernels[number].phase for number in footprint.op]
-    found = np.zeros(len(footprint.op), dtype=bool)
-    found[list(second_micro_step(phases))] = True
+    second = second_micro_step(phases)
+    found = np.zeros(len(phases), dtype=bool)
+    sends = any(kernel.name in COMMUNICATION for kernel in footprint.kernels)
+    if sends and second:
+        found[phases.index("input") if "input" in phases else 0 : second.start] = True
+    else:
+        found[second.start : second.stop] = True
     return found
 
 

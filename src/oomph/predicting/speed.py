@@ -177,11 +177,7 @@ def estimate(
     num_gpus: int = 1,
 ) -> StepTime | None:
     """The time of a step with these ops; None if a rate is needed that nobody knows."""
-    bandwidth = model.memory_bandwidth_bytes_per_s
-    link = link_between(model, num_gpus)
-    if not ops or not bandwidth or (num_gpus > 1 and link is None):
-        return None
-    issued = _issued(ops, Rates(model, matmul_precision, link), bandwidth)
+    issued = _issued_on(ops, model, matmul_precision, num_gpus)
     if issued is None:
         return None
     likely = _wind(issued, LIKELY)
@@ -199,6 +195,24 @@ def estimate(
     )
 
 
+def likely_seconds(
+    ops: Sequence[Op], model: GpuModel, matmul_precision: MatmulPrecision, num_gpus: int
+) -> float | None:
+    """The time alone, as `estimate` has it."""
+    issued = _issued_on(ops, model, matmul_precision, num_gpus)
+    return None if issued is None else _wind(issued, LIKELY).step_s
+
+
+def _issued_on(
+    ops: Sequence[Op], model: GpuModel, matmul_precision: MatmulPrecision, num_gpus: int
+) -> _Issued | None:
+    bandwidth = model.memory_bandwidth_bytes_per_s
+    link = link_between(model, num_gpus)
+    if not ops or not bandwidth or (num_gpus > 1 and link is None):
+        return None
+    return _issued(ops, Rates(model, matmul_precision, link), bandwidth)
+
+
 def with_micro_steps(ops: Sequence[Op], num_micro_steps: int) -> list[Op]:
     """The ops of a step that accumulates over more micro-steps than the two that were traced."""
     if num_micro_steps <= _TRACED_MICRO_STEPS:
@@ -212,13 +226,9 @@ def with_micro_steps(ops: Sequence[Op], num_micro_steps: int) -> list[Op]:
     return [*ops[: second.stop], *more, *ops[second.stop :]]
 
 
-def last_micro_step(ops: Sequence[Op]) -> list[Op]:
-    """The ops of a step without accumulation: after the last micro-step gradients are sent."""
-    second = second_micro_step([op.phase for op in ops])
-    if not second:
-        return list(ops)
-    first = next(i for i, op in enumerate(ops) if op.phase in ("input", "forward"))
-    return [*ops[:first], *ops[second.start :]]
+def is_beside_the_gpu(name: str) -> bool:
+    """Whether an op is not the GPU's, but of the bus, the host or the link between GPUs."""
+    return name in _PLACES or name in COMMUNICATION or name == "wait"
 
 
 def anchored(predicted: StepTime, reference: StepTime, measured_s: float) -> StepTime:

@@ -2,8 +2,8 @@
 
 The same two clocks as `speed.estimate`, for a planner that asks hundreds of times: the GPU ends
 when the op that it waited for longest, and all after it, are done, which is a maximum over running
-sums. Each micro-step after the third takes what the third took. Where several GPUs send beside
-their kernels there is a third clock, and it is `speed.estimate` itself that answers.
+sums. Each micro-step after the third takes what the third took. Where something goes over the bus
+or between GPUs there are more clocks, and it is `speed.estimate` itself that answers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from oomph.predicting.communication import COMMUNICATION
 from oomph.predicting.footprint import Footprint, Kernel
 from oomph.predicting.micro_steps import second_micro_step
 from oomph.predicting.speed import (
@@ -19,10 +20,9 @@ from oomph.predicting.speed import (
     WAITED_FOR,
     MatmulPrecision,
     Rates,
-    estimate,
+    is_beside_the_gpu,
     kernel_of,
-    last_micro_step,
-    with_micro_steps,
+    likely_seconds,
 )
 from oomph.records.catalog import GpuModel
 from oomph.records.trace import Op
@@ -48,25 +48,30 @@ class StepTimes:
 
     def seconds(self, micro_batch: int, accumulation: int) -> float | None:
         """Of one optimizer step; None if a rate is needed that nobody knows."""
-        if self.num_gpus > 1:
-            return self._on_several(micro_batch, accumulation)
+        simulated = self._simulated(micro_batch, min(accumulation, _SIMULATED))
+        if simulated is None or accumulation <= _SIMULATED:
+            return simulated
+        one_less = self._simulated(micro_batch, _SIMULATED - 1) or 0.0
+        return simulated + (accumulation - _SIMULATED) * (simulated - one_less)
+
+    def _simulated(self, micro_batch: int, num_micro_steps: int) -> float | None:
+        if self._has_other_clocks:
+            return self._by_all_clocks(micro_batch, num_micro_steps)
         times = self._times(micro_batch)
         if times is None:
             return None
-        simulated = self._wound(times, min(accumulation, _SIMULATED))
-        if accumulation <= _SIMULATED:
-            return simulated
-        more = simulated - self._wound(times, _SIMULATED - 1)
-        return simulated + (accumulation - _SIMULATED) * more
+        order = self._orders[num_micro_steps - 1]
+        return _wind(times[order], self._is_waited_for[order])
 
-    def _on_several(self, micro_batch: int, accumulation: int) -> float | None:
+    def _by_all_clocks(self, micro_batch: int, num_micro_steps: int) -> float | None:
+        """Where something goes over a bus or between GPUs, beside what the GPU does."""
         kernels = [_at(kernel, micro_batch) for kernel in self.footprint.kernels]
-        ops = [kernels[number] for number in self.footprint.op]
-        issued = with_micro_steps(ops, accumulation) if accumulation > 1 else last_micro_step(ops)
-        found = estimate(
-            issued, self.model, matmul_precision=self.matmul_precision, num_gpus=self.num_gpus
-        )
-        return None if found is None else found.step_s
+        ops = [kernels[number] for number in self._orders[num_micro_steps - 1]]
+        return likely_seconds(ops, self.model, self.matmul_precision, self.num_gpus)
+
+    @functools.cached_property
+    def _has_other_clocks(self) -> bool:
+        return any(is_beside_the_gpu(kernel.name) for kernel in self.footprint.kernels)
 
     def _times(self, micro_batch: int) -> Seconds | None:
         """Of each different kernel."""
@@ -84,10 +89,6 @@ class StepTimes:
             found.append(priced.at(LIKELY)[0])
         return np.array(found)
 
-    def _wound(self, times: Seconds, num_micro_steps: int) -> float:
-        order = self._orders[num_micro_steps - 1]
-        return _wind(times[order], self._is_waited_for[order])
-
     @functools.cached_property
     def _orders(self) -> tuple[Numbers, ...]:
         """The ops of a step with 1, 2 and 3 micro-steps."""
@@ -95,8 +96,22 @@ class StepTimes:
 
         op = self.footprint.op
         second = second_micro_step([self.footprint.kernels[number].phase for number in op])
-        before, again, after = np.split(op, [second.start, second.stop])
-        return tuple(np.concatenate([before, *[again] * more, after]) for more in range(_SIMULATED))
+        before, last, after = np.split(op, [second.start, second.stop])
+        between = last
+        if not self._sends[before].any():  # only after the last micro-step: DDP's no_sync
+            between = last[~self._sends[last]]
+        return (
+            np.concatenate([before, after]),
+            np.concatenate([before, last, after]),
+            np.concatenate([before, between, last, after]),
+        )
+
+    @functools.cached_property
+    def _sends(self) -> NDArray[np.bool_]:
+        import numpy as np
+
+        names = (*COMMUNICATION, "wait")
+        return np.array([kernel.name in names for kernel in self.footprint.kernels], dtype=bool)
 
     @functools.cached_property
     def _is_waited_for(self) -> NDArray[np.bool_]:

@@ -33,7 +33,7 @@ class Family(NamedTuple):
     offload_activations: bool
     in_backward: bool
     sharding: str
-    num_gpus: int  # 1 unless it decides
+    num_gpus: int
     is_one: bool  # micro-batches of one example have a structure of their own
 
 
@@ -49,7 +49,6 @@ class Step(NamedTuple):
 
 
 def family_of(variant: Variant) -> Family:
-    is_divided = variant.sharding in ("fsdp", "hybrid")
     return Family(
         precision="fp32" if variant.precision == "tf32" else variant.precision,
         checkpointing=variant.checkpointing,
@@ -59,14 +58,13 @@ def family_of(variant: Variant) -> Family:
         offload_activations=variant.offload_activations,
         in_backward=variant.optimizer_in_backward,
         sharding=variant.sharding,
-        num_gpus=variant.num_gpus if is_divided else 1,
+        num_gpus=variant.num_gpus,
         is_one=variant.micro_batch == 1,
     )
 
 
 def step_of(variant: Variant) -> Step:
     """fp16 has a loss scaler in its step; the other kinds of autocast have the step of fp32."""
-    is_divided = variant.sharding in ("fsdp", "hybrid")
     precision = variant.precision if variant.precision in ("fp16", "pure-bf16") else "fp32"
     return Step(
         precision=precision,
@@ -74,7 +72,7 @@ def step_of(variant: Variant) -> Step:
         optimizer=variant.optimizer,
         offload_optimizer=variant.offload_optimizer,
         sharding=variant.sharding,
-        num_gpus=variant.num_gpus if is_divided else 1,
+        num_gpus=variant.num_gpus,
     )
 
 
@@ -142,6 +140,7 @@ class Ways:
                     self.footprint(variant),
                     self.model,
                     "tf32" if variant.precision == "tf32" else "fp32",
+                    variant.num_gpus,
                 )
             self._seconds[key] = self._times[which].seconds(
                 variant.micro_batch, variant.accumulation

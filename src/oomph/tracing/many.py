@@ -46,13 +46,18 @@ class Rehearser:
             optimizer = self.workload.optimizer([p for p in model.parameters() if p.requires_grad])
         return inspect(model, optimizer)
 
-    def trace(self, variant: Variant) -> Trace:
+    def trace(self, variant: Variant, *, is_step_alone: bool = False) -> Trace:
         """Two training steps, with at most two micro-steps each: more are like the second."""
         from oomph.tracing.rehearse import rehearse
 
         steps = min(variant.accumulation, MOST_MICRO_STEPS)
-        wanted = replace(variant, accumulation=steps)
-        trace = rehearse(self.workload, wanted, self._capability, self._apply)
+        trace = rehearse(
+            self.workload,
+            replace(variant, accumulation=steps),
+            self._capability,
+            self._apply,
+            is_step_alone=is_step_alone,
+        )
         return replace(trace, doubt=self._doubt)
 
 

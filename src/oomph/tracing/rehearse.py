@@ -55,9 +55,17 @@ def prepare(capability: tuple[int, int]) -> None:
 
 
 def rehearse(
-    workload: Workload, variant: Variant, capability: tuple[int, int], apply: Apply
+    workload: Workload,
+    variant: Variant,
+    capability: tuple[int, int],
+    apply: Apply,
+    *,
+    is_step_alone: bool = False,
 ) -> Trace:
-    """Train two steps, and tell what they took."""
+    """Train two steps, and tell what they took.
+
+    Where only the optimizer's step matters, gradients can be had without forward and backward.
+    """
     contradiction = contradiction_in(variant, clips_gradients=workload.clip_grad_norm is not None)
     if contradiction is not None:
         raise contradiction
@@ -69,7 +77,7 @@ def rehearse(
     world = ranks.one_of(variant.num_gpus, recorder) if divides else contextlib.nullcontext()
     try:
         with recorder, autocast.guard(), world:
-            return _Rehearsal(workload, variant, recorder, apply).run()
+            return _Rehearsal(workload, variant, recorder, apply, is_step_alone).run()
     finally:
         gc.enable()
 
@@ -78,9 +86,15 @@ class _Rehearsal:
     """The training loop: what it holds on to, it holds as a user's loop would."""
 
     def __init__(
-        self, workload: Workload, variant: Variant, recorder: Recorder, apply: Apply
+        self,
+        workload: Workload,
+        variant: Variant,
+        recorder: Recorder,
+        apply: Apply,
+        is_step_alone: bool,
     ) -> None:
         self.workload, self.variant, self.recorder, self.apply = workload, variant, recorder, apply
+        self.is_step_alone = is_step_alone
         self.gradients: set[int] = set()
         self.loss: Any = None
         self.batch: Any = None
@@ -151,8 +165,11 @@ class _Rehearsal:
     def _step(self) -> None:
         self._enter("zero_grad")
         self.optimizer.zero_grad(set_to_none=self.workload.zero_grad_to_none)
-        for left in reversed(range(self.variant.accumulation)):
-            self._micro_step(is_last=not left)
+        if self.is_step_alone:
+            self._make_gradients()
+        else:
+            for left in reversed(range(self.variant.accumulation)):
+                self._micro_step(is_last=not left)
         if self.workload.clip_grad_norm is not None:
             self._enter("clip")
             if self.scaler:
@@ -164,6 +181,15 @@ class _Rehearsal:
             self.scaler.update()
         else:
             self.optimizer.step()
+
+    def _make_gradients(self) -> None:
+        self._enter("backward")
+        if self.scaler:
+            self.scaler.scale(torch.zeros((), device="cuda"))  # it is made at the first loss
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.empty_like(parameter)
+                self._note_gradient(parameter)
 
     def _micro_step(self, *, is_last: bool) -> None:
         self._enter("input")

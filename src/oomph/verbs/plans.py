@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from oomph.planning.planned import Planned
     from oomph.planning.planner import Found
     from oomph.planning.search import Checked
+    from oomph.predicting.overhead import Interval
     from oomph.records.plan import Plan, Plans, Preference, Rejected, Shortfall, Timeline
     from oomph.records.prediction import Prediction
     from oomph.records.trace import Trace
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     Say = Callable[[str], None]
 
-_MOST_SHOWN = 6  # plans
+_MOST_SHOWN = 5  # plans
 _MOST_GPUS = 1024
 
 
@@ -109,7 +110,8 @@ class _Search:
         self.rehearsed = first_look(rehearser)
         self.ready = self.target.with_torch(self.rehearsed.torch_version)
         self.card = self.ready.filled_to(self.asked.target_ratio)
-        self.as_is = self._predicted(self._as_given())[0]
+        self.as_is, trace = self._predicted(self._as_given())
+        self.has_convolutions = bool(trace.convolutions)
         smallest = 1 if self.asked.prefer == "memory" else 2
         choices, found = self._found(least_micro_batch=smallest)
         if found.best is None and smallest > 1:
@@ -125,67 +127,123 @@ class _Search:
 
     def _found(self, least_micro_batch: int) -> tuple[Choices, Found]:
         from oomph.planning.choices import variants
-        from oomph.planning.planner import Known, search
         from oomph.predicting.ways import Ways
         from oomph.verbs.rehearsals import choices_of, complete
 
-        choices = choices_of(self.rehearsed, self.asked, self.target.capability, least_micro_batch)
         self.ways = Ways(
             families=self.rehearsed.families,
             steps=self.rehearsed.steps,
             model=self.ready.rated,
             known_replays=self.rehearsed.replays,
         )
+        choices = choices_of(self.rehearsed, self.asked, self.target.capability, least_micro_batch)
         every = list(variants(choices))
-        plain = [variant for variant in every if not variant.optimizer_in_backward]
-        complete(self.rehearsed, self.rehearser, plain, self.say)
-        rest = [v for v in every if v.optimizer_in_backward and self._could_fit(v)]
-        complete(self.rehearsed, self.rehearser, rest, self.say)
+        usual = [variant for variant in every if variant == _usual(variant)]
+        complete(self.rehearsed, self.rehearser, usual, self.say)
+        found = self._compared(choices)
+        hopeful = [v for v in every if v != _usual(v) and self._may_help(v, found)]
+        self.num_skipped = len(every) - len(usual) - len(hopeful)
+        if hopeful:
+            complete(self.rehearsed, self.rehearser, hopeful, self.say)
+            found = self._compared(choices)
+        return choices, self._with_partial(choices, usual, found)
+
+    def _may_help(self, variant: Variant, found: Found) -> bool:
+        """Whether a trick that only saves memory could make something faster fit.
+
+        Nothing is gained in time by it: where the same without it is no faster than what fits, it
+        is of no use, unless memory itself is what counts.
+        """
+        from oomph.planning.search import NEAR_RATIO
+
+        usual = _usual(variant)
+        if not self.ways.knows(usual):
+            return True
+        if variant.optimizer_in_backward and not self._could_fit(variant):
+            return False
+        if found.best_s is None or self.asked.prefer == "memory":
+            return True
+        is_faster = (self.ways.seconds(usual) or 0.0) < found.best_s / (1 + NEAR_RATIO)
+        return is_faster and self._check(usual).fits != "yes"
+
+    def _compared(self, choices: Choices, extra: Sequence[Variant] = ()) -> Found:
+        from oomph.planning.planner import Known, search
+
         self.say("comparing")
         known = Known(
             is_known=self.ways.knows,
-            least_bytes=lambda variant: (
-                self.ways.least_bytes(variant) + self.card.context.low_bytes
-            ),
+            least_bytes=lambda variant: self.ways.least_bytes(variant) + self._outside.low_bytes,
             seconds=self.ways.seconds,
             check=self._check,
         )
         limit_bytes = self.card.usable.high_bytes
-        return choices, search(choices, known, limit_bytes, self.asked.prefer, _MOST_SHOWN)
+        return search(choices, known, limit_bytes, self.asked.prefer, _MOST_SHOWN, extra)
+
+    def _with_partial(self, choices: Choices, every: Sequence[Variant], found: Found) -> Found:
+        """Compare again, with a set of blocks where that may be faster than all or none."""
+        from oomph.planning.partial import Measures, best_partial
+        from oomph.verbs.rehearsals import complete
+
+        if found.best is None or "blocks" not in choices.checkpointings:
+            return found
+        room = self.card.usable.low_bytes - self._outside.high_bytes
+        measures = Measures(
+            reserved_bytes=self.ways.reserved_bytes,
+            seconds=self.ways.seconds,
+            room_bytes=int(room / (1 + self.bar_ratio)),
+        )
+        kept = [v for v in every if v.checkpointing == "none" and self._is_like(v, found.best)]
+        partial = best_partial(kept, self.rehearsed.costs, measures, found.best_s or 0.0)
+        if partial is None:
+            return found
+        complete(self.rehearsed, self.rehearser, [partial], self.say)
+        return self._compared(choices, [partial])
+
+    def _is_like(self, variant: Variant, best: Variant) -> bool:
+        """On as many GPUs, and nothing in it that takes another rehearsal."""
+        return (
+            variant.num_gpus == best.num_gpus
+            and not variant.expandable_segments
+            and self.ways.knows(variant)
+        )
 
     def _could_fit(self, variant: Variant) -> bool:
         """Whether it could if all gradients were gone, which is all that it can save."""
-        from dataclasses import replace
-
-        usual = replace(variant, optimizer_in_backward=False)
-        if not self.ways.knows(usual):
-            return True
+        usual = _usual(variant)
         least = self.ways.least_bytes(usual) - self.rehearsed.possible.parameter_bytes
-        return least + self.card.context.low_bytes <= self.card.usable.high_bytes
+        return least + self._outside.low_bytes <= self.card.usable.high_bytes
 
     def _check(self, variant: Variant) -> Checked:
         """By replays of what was rehearsed, and by its own rehearsal where there was one."""
         from oomph.planning.search import Checked
 
         reserved = self.ways.reserved_bytes(variant)
-        device_bytes = reserved + self.card.context.likely_bytes
+        usable, outside = self.card.usable, self._outside_of(variant)
+        device_bytes = reserved + outside.likely_bytes
         if variant in self.refuted:
             return Checked(device_bytes=device_bytes, fits="no")
-        usable, context = self.card.usable, self.card.context
-        unseen = int(reserved * self.as_is_ratio)
-        worst = usable.low_bytes - context.high_bytes - unseen
+        unseen = int(reserved * self.bar_ratio)
+        worst = usable.low_bytes - outside.high_bytes - unseen
         if reserved <= worst or self.ways.replayed(variant, worst).ran_out_at is None:
             return Checked(device_bytes=device_bytes, fits="yes")
-        best = usable.high_bytes - context.low_bytes
+        best = usable.high_bytes - outside.low_bytes
         fits = self.ways.replayed(variant, best).ran_out_at is None
         return Checked(device_bytes=device_bytes, fits="uncertain" if fits else "no")
 
     @property
-    def as_is_ratio(self) -> float:
+    def _outside(self) -> Interval:
+        """What is taken beside torch's allocator, on one GPU."""
+        return self.card.outside(has_convolutions=self.has_convolutions)
+
+    def _outside_of(self, variant: Variant) -> Interval:
+        return self.card.among(variant).outside(has_convolutions=self.has_convolutions)
+
+    @property
+    def bar_ratio(self) -> float:
         """What a bar reaches above its figure, the context aside, for this model."""
         above = self.as_is.high_bytes - self.as_is.device_bytes
-        context = self.card.context.high_bytes - self.card.context.likely_bytes
-        return max(above - context, 0) / max(self.as_is.reserved_bytes, 1)
+        outside = self._outside.high_bytes - self._outside.likely_bytes
+        return max(above - outside, 0) / max(self.as_is.reserved_bytes, 1)
 
     def _predicted(self, variant: Variant) -> tuple[Prediction, Trace]:
         """By a rehearsal of the very variant."""
@@ -196,7 +254,8 @@ class _Search:
         trace = self.rehearser.trace(variant)
         settings = AllocatorSettings(expandable_segments=variant.expandable_segments)
         time = step_time(trace, variant, self.ready.model)
-        return assemble(trace, variant, self.card, settings=settings, time=time), trace
+        card = self.card.among(variant)
+        return assemble(trace, variant, card, settings=settings, time=time), trace
 
     # ---- answering -------------------------------------------------------------------------------
 
@@ -257,7 +316,16 @@ class _Search:
     def _not_compared(self) -> list[Rejected]:
         from oomph.records.plan import Rejected
 
-        return [
+        found = []
+        if self.num_skipped:
+            found.append(
+                Rejected(
+                    what=f"{self.num_skipped} ways with offload or the optimizer in backward",
+                    why="they only save memory, and without them something as fast fits:"
+                    " --prefer memory",
+                )
+            )
+        return found + [
             Rejected(
                 what=", ".join(str(part) for part in family if part),
                 why="its allocations are no line in the micro-batch: ask oomph predict",
@@ -273,6 +341,15 @@ class _Search:
         smallest = self._predicted(found.smallest)[0]
         sizes = [(model.name, usable_bytes(model).low_bytes) for model in catalog()]
         return answers.shortfall(smallest, sizes, answers.gpus_that_would_do(smallest))
+
+
+def _usual(variant: Variant) -> Variant:
+    """The same without the tricks that save memory and never time."""
+    from dataclasses import replace
+
+    return replace(
+        variant, optimizer_in_backward=False, offload_activations=False, offload_optimizer=False
+    )
 
 
 def load_plan(path: Path | str) -> Planned:

@@ -57,7 +57,6 @@ def choices_of(
     rehearsed: Rehearsed, asked: Asked, capability: tuple[int, int], least_micro_batch: int
 ) -> Choices:
     """The choices that the model and the user leave."""
-    from oomph.planning.checkpoint_sets import sets_of_blocks
     from oomph.planning.choices import Question, choices_for
 
     question = Question(
@@ -69,8 +68,7 @@ def choices_of(
         allow=asked.allow,
         forbid=asked.forbid,
     )
-    ways = ["selective", *sets_of_blocks(rehearsed.costs)]
-    found = choices_for(question, ways)
+    found = choices_for(question, ("selective", "blocks"))
     return replace(found, least_micro_batch=min(least_micro_batch, question.batch_size))
 
 
@@ -115,7 +113,8 @@ def complete(
     for step, variant in steps.items():
         number += 1
         say(f"rehearsing {number} of {of}: {in_words(variant)}")
-        rehearsed.steps[step] = _of_one(rehearser.trace(variant))
+        is_alone = variant.sharding == "none"  # else its gradients are cut in pieces
+        rehearsed.steps[step] = _of_one(rehearser.trace(variant, is_step_alone=is_alone))
 
 
 def missing(
