@@ -74,9 +74,11 @@ def tricks(part: int, num_parts: int) -> Iterator[dict[str, Any]]:
         yield {"model": "wide", "way": "torchao", "optimizer": "8-bit", **summary(decaying)}
         yield from _scaled(zoo["vit"])
     for name in CHECKPOINTED[part::num_parts]:
-        for how in ("none", "selective", "blocks"):
-            trace = rehearsed(zoo[name].workload("plain sgd"), replace(FP32, checkpointing=how))
-            yield {"model": name, "way": how, "optimizer": "plain sgd", **summary(trace)}
+        for checkpointing in ("none", "selective", "blocks"):
+            trace = rehearsed(
+                zoo[name].workload("plain sgd"), replace(FP32, checkpointing=checkpointing)
+            )
+            yield {"model": name, "way": checkpointing, "optimizer": "plain sgd", **summary(trace)}
 
 
 def _eight_bit() -> Variant:

@@ -44,8 +44,8 @@ def assert_equally_trained(kind: Kind, checkpointing: str) -> None:
         if one.grad is not None and other.grad is not None:
             # A cache of keys lays them out anew: equal up to rounding, and without one exactly.
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-7)
-    for (name, one), other in zip(plain.named_buffers(), recomputed.buffers(), strict=True):
-        assert torch.equal(one, other), name
+    for (name, mine), theirs in zip(plain.named_buffers(), recomputed.buffers(), strict=True):
+        assert torch.equal(mine, theirs), name
 
 
 @pytest.mark.parametrize("name", WITH_BLOCKS)
@@ -85,8 +85,8 @@ def normed() -> Kind:
 def test_statistics_are_updated_once_and_dropout_drops_the_same(checkpointing: str) -> None:
     assert_equally_trained(normed(), checkpointing)
     model, _ = trained(normed(), checkpointing)
-    assert [int(block.norm.num_batches_tracked) for block in model] == [1, 1, 1]  # type: ignore[attr-defined, operator, union-attr]
-    assert [block.norm.momentum for block in model] == [0.1] * 3  # type: ignore[attr-defined, operator, union-attr]
+    assert [int(block.norm.num_batches_tracked) for block in model] == [1, 1, 1]  # type: ignore[attr-defined]
+    assert [block.norm.momentum for block in model] == [0.1] * 3  # type: ignore[attr-defined]
 
 
 class Dense(nn.Module):

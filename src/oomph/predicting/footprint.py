@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oomph.predicting.scaling import AffineTrace
-from oomph.records.trace import Trace
+from oomph.records.trace import Op, Trace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,6 +47,16 @@ class Kernel(NamedTuple):
     grown_moved_bytes: int
     num_pending: int = 0  # of a wait for communication
 
+    def at(self, micro_batch: int) -> Op:
+        return Op(
+            name=self.name,
+            phase=self.phase,  # type: ignore[arg-type] # it is one
+            flops=self.fixed_flops + self.grown_flops * micro_batch,
+            moved_bytes=self.fixed_moved_bytes + self.grown_moved_bytes * micro_batch,
+            dtype=self.dtype,
+            num_pending=self.num_pending,
+        )
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Footprint:
@@ -57,12 +67,16 @@ class Footprint:
     stream: Numbers
     category: Numbers  # in CATEGORIES
     born: Numbers  # phase of its request, in PHASES
+    label: Numbers  # the op that requested it, in names
+    module: Numbers  # in names
     event: Numbers  # i + 1 requests allocation i, -(i + 1) frees it
     phase: Numbers  # of each event
     step: Numbers  # of each event: 0 before training, then 1 and 2
     micro_step: Numbers  # of each event, in its step: 0 before the first, then 1 and 2
     kernels: tuple[Kernel, ...]  # the different ones of the second step
     op: Numbers  # which of them each op of the second step is
+    names: tuple[str, ...]
+    host_bytes: tuple[int, int] = (0, 0)  # of what left the GPU: fixed, grown
 
     # ---- live bytes ------------------------------------------------------------------------------
 
@@ -107,10 +121,20 @@ class Footprint:
             **{name: getattr(self, name)[kept][known] for name in OF_EVENTS},
             kernels=self.kernels,
             op=self.op,
+            names=self.names,
+            host_bytes=self.host_bytes,
         )
 
 
-OF_ALLOCATIONS = ("fixed_bytes", "grown_bytes", "stream", "category", "born")
+OF_ALLOCATIONS = (
+    "fixed_bytes",
+    "grown_bytes",
+    "stream",
+    "category",
+    "born",
+    "label",
+    "module",
+)
 OF_EVENTS = ("phase", "step", "micro_step")
 
 
@@ -124,6 +148,7 @@ def footprint_of(line: AffineTrace) -> Footprint:
     fixed -= grown * trace.micro_batch
     phase, step, micro_step = _places_of_events(trace)
     kernels = _kernels(line)
+    names = tuple(dict.fromkeys(name for a in trace.allocations for name in (a.op, a.module)))
     numbers = {kernel: number for number, kernel in enumerate(dict.fromkeys(kernels))}
     whole = Footprint(
         fixed_bytes=fixed,
@@ -131,12 +156,19 @@ def footprint_of(line: AffineTrace) -> Footprint:
         stream=np.array([a.stream for a in trace.allocations], dtype=np.int64),
         category=_numbered([a.category for a in trace.allocations], CATEGORIES),
         born=_numbered([a.phase for a in trace.allocations], PHASES),
+        label=_numbered([a.op for a in trace.allocations], names),
+        module=_numbered([a.module for a in trace.allocations], names),
         event=np.array(trace.events, dtype=np.int64),
         phase=phase,
         step=step,
         micro_step=micro_step,
         kernels=tuple(numbers),
         op=np.array(list(map(numbers.__getitem__, kernels)), dtype=np.int64),
+        names=names,
+        host_bytes=(
+            trace.host_peak_bytes - line.host_slope * trace.micro_batch,
+            line.host_slope,
+        ),
     )
     is_empty = (fixed == 0) & (grown == 0)
     return whole.keeping(~is_empty[np.abs(whole.event) - 1])

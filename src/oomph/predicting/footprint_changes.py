@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oomph.predicting.communication import COMMUNICATION
 from oomph.predicting.footprint import OF_ALLOCATIONS, OF_EVENTS, PHASES, Footprint, Kernel
 from oomph.predicting.micro_steps import second_micro_step
 
@@ -46,21 +45,15 @@ def without_accumulation(footprint: Footprint) -> Footprint:
             event[event == -(left + 1)] = -(replaced + 1)
     kept = ~in_second
     cut = replace(footprint, event=np.where(kept, event, 0)).keeping(kept)
-    return replace(cut, op=footprint.op[~_are_of_other_micro_step(footprint)])
+    return replace(cut, op=footprint.op[~_are_of_second_micro_step(footprint)])
 
 
-def _are_of_other_micro_step(footprint: Footprint) -> Any:
-    """The ops to leave out: of the second, or of the first where gradients are sent at the end."""
+def _are_of_second_micro_step(footprint: Footprint) -> Any:
     import numpy as np
 
-    phases = [footprint.kernels[number].phase for number in footprint.op]
-    second = second_micro_step(phases)
-    found = np.zeros(len(phases), dtype=bool)
-    sends = any(kernel.name in COMMUNICATION for kernel in footprint.kernels)
-    if sends and second:
-        found[phases.index("input") if "input" in phases else 0 : second.start] = True
-    else:
-        found[second.start : second.stop] = True
+    second = second_micro_step([footprint.kernels[number].phase for number in footprint.op])
+    found = np.zeros(len(footprint.op), dtype=bool)
+    found[second.start : second.stop] = True
     return found
 
 
@@ -98,7 +91,7 @@ def with_step_of(footprint: Footprint, other: Footprint) -> Footprint:
     if _built(footprint) != _built(other):
         raise NotSpliceable("the two train other parameters")
     rest = footprint.keeping(~_is_of_step(footprint))
-    added = other.keeping(_is_of_step(other))
+    added = _with_later_names(other.keeping(_is_of_step(other)), len(rest.names))
     if (added.phase != _STEP).any():
         raise NotSpliceable("something that the optimizer's step makes is freed after it")
     numbered = added.event + np.sign(added.event) * len(rest.fixed_bytes)
@@ -115,6 +108,18 @@ def with_step_of(footprint: Footprint, other: Footprint) -> Footprint:
         },
         kernels=work[0],
         op=work[1],
+        names=(*rest.names, *added.names),
+        host_bytes=(
+            rest.host_bytes[0] + added.host_bytes[0],
+            rest.host_bytes[1] + added.host_bytes[1],
+        ),
+    )
+
+
+def _with_later_names(footprint: Footprint, num_before: int) -> Footprint:
+    """The same, for names that come after so many others."""
+    return replace(
+        footprint, label=footprint.label + num_before, module=footprint.module + num_before
     )
 
 

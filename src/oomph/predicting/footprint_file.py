@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from zipfile import BadZipFile
 
@@ -19,12 +19,12 @@ def to_bytes(footprints: Mapping[str, Footprint], facts: Mapping[str, Any]) -> b
     import numpy as np
 
     arrays: dict[str, Any] = {}
-    kernels: list[Sequence[Any]] = []
+    rest: list[dict[str, Any]] = []
     for number, footprint in enumerate(footprints.values()):
-        kernels.append(footprint.kernels)
+        rest.append({name: getattr(footprint, name) for name in ("kernels", "names", "host_bytes")})
         for name in _ARRAYS:
             arrays[f"{number}.{name}"] = _narrow(getattr(footprint, name))
-    header = {"names": list(footprints), "kernels": kernels, "facts": facts}
+    header = {"names": list(footprints), "rest": rest, "facts": facts}
     arrays[_HEADER] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     written = io.BytesIO()
     np.savez(written, **arrays)
@@ -50,9 +50,11 @@ def _read(content: bytes) -> tuple[dict[str, Footprint], dict[str, Any]]:
                     column: arrays[f"{number}.{column}"].astype(np.int64, copy=False)
                     for column in _ARRAYS
                 },
-                kernels=tuple(Kernel(*kernel) for kernel in header["kernels"][number]),
+                kernels=tuple(Kernel(*kernel) for kernel in rest["kernels"]),
+                names=tuple(rest["names"]),
+                host_bytes=(rest["host_bytes"][0], rest["host_bytes"][1]),
             )
-            for number, name in enumerate(header["names"])
+            for number, (name, rest) in enumerate(zip(header["names"], header["rest"], strict=True))
         }
     return footprints, header["facts"]
 

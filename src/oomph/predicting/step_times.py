@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oomph.predicting.communication import COMMUNICATION
-from oomph.predicting.footprint import Footprint, Kernel
+from oomph.predicting.footprint import Footprint
 from oomph.predicting.micro_steps import second_micro_step
 from oomph.predicting.speed import (
     LIKELY,
@@ -25,7 +25,6 @@ from oomph.predicting.speed import (
     likely_seconds,
 )
 from oomph.records.catalog import GpuModel
-from oomph.records.trace import Op
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +64,7 @@ class StepTimes:
 
     def _by_all_clocks(self, micro_batch: int, num_micro_steps: int) -> float | None:
         """Where something goes over a bus or between GPUs, beside what the GPU does."""
-        kernels = [_at(kernel, micro_batch) for kernel in self.footprint.kernels]
+        kernels = [kernel.at(micro_batch) for kernel in self.footprint.kernels]
         ops = [kernels[number] for number in self._orders[num_micro_steps - 1]]
         return likely_seconds(ops, self.model, self.matmul_precision, self.num_gpus)
 
@@ -83,7 +82,7 @@ class StepTimes:
         rates = Rates(self.model, self.matmul_precision)
         found = []
         for kernel in self.footprint.kernels:
-            priced = kernel_of(_at(kernel, micro_batch), rates, bandwidth)
+            priced = kernel_of(kernel.at(micro_batch), rates, bandwidth)
             if priced is None:
                 return None
             found.append(priced.at(LIKELY)[0])
@@ -118,17 +117,6 @@ class StepTimes:
         import numpy as np
 
         return np.array([kernel.name in WAITED_FOR for kernel in self.footprint.kernels])
-
-
-def _at(kernel: Kernel, micro_batch: int) -> Op:
-    return Op(
-        name=kernel.name,
-        phase=kernel.phase,  # type: ignore[arg-type] # it is one
-        flops=kernel.fixed_flops + kernel.grown_flops * micro_batch,
-        moved_bytes=kernel.fixed_moved_bytes + kernel.grown_moved_bytes * micro_batch,
-        dtype=kernel.dtype,
-        num_pending=kernel.num_pending,
-    )
 
 
 def _wind(seconds: Seconds, is_waited_for: NDArray[np.bool_]) -> float:

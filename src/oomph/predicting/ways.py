@@ -35,6 +35,13 @@ class Family(NamedTuple):
     sharding: str
     num_gpus: int
     is_one: bool  # micro-batches of one example have a structure of their own
+    # On several GPUs gradients are sent after the last micro-step: one alone is rehearsed itself.
+    is_sent_at_once: bool
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether it was rehearsed with two micro-steps."""
+        return not self.in_backward and not self.is_sent_at_once
 
 
 class Step(NamedTuple):
@@ -60,6 +67,7 @@ def family_of(variant: Variant) -> Family:
         sharding=variant.sharding,
         num_gpus=variant.num_gpus,
         is_one=variant.micro_batch == 1,
+        is_sent_at_once=variant.num_gpus > 1 and variant.accumulation == 1,
     )
 
 
@@ -107,7 +115,7 @@ class Ways:
         found = self.families[family]
         if not family.in_backward:
             found = with_step_of(found, self.steps[step])
-        return without_accumulation(found) if is_single and not family.in_backward else found
+        return without_accumulation(found) if is_single and family.accumulates else found
 
     def least_bytes(self, variant: Variant) -> int:
         """Of torch's memory: the most that is live at a time, without replaying anything."""
@@ -123,11 +131,17 @@ class Ways:
         if (family, is_single) not in self._parts:
             found = self.families[family]
             self._parts[family, is_single] = parts_of(
-                without_accumulation(found) if is_single else found
+                without_accumulation(found) if is_single and family.accumulates else found
             )
         if step not in self._step_parts:
             self._step_parts[step] = parts_of(self.steps[step])
         return self._parts[family, is_single].peak_with(self._step_parts[step], variant.micro_batch)
+
+    def host_bytes(self, variant: Variant) -> int:
+        """Of the host's memory, for what left the GPU."""
+        family, step = self.families[family_of(variant)], self.steps.get(step_of(variant))
+        lines = [family.host_bytes, *([step.host_bytes] if step is not None else [])]
+        return sum(fixed + grown * variant.micro_batch for fixed, grown in lines)
 
     def seconds(self, variant: Variant) -> float | None:
         """Of one optimizer step."""

@@ -16,9 +16,12 @@ def cache_directory() -> Path:
 
 def hashes_of_the_tracer() -> list[str]:
     """Of what decides a trace of ours: the tracer, and what puts the tricks on."""
+    return hashes_of_rooms("records", "tracing", "training")
+
+
+def hashes_of_rooms(*names: str) -> list[str]:
     rooms = Path(__file__).parents[1]
-    deciding = ("records", "tracing", "training")
-    files = (path for room in deciding for path in (rooms / room).rglob("*.py"))
+    files = (path for name in names for path in (rooms / name).rglob("*.py"))
     return hashes(sorted(map(str, files)))
 
 
@@ -38,3 +41,11 @@ def write(path: Path, content: bytes) -> bool:
             scratch.unlink()
         return False
     return True
+
+
+def drop_oldest(directory: Path, most: int) -> None:
+    """Keep the newest entries of a directory of the cache."""
+    with contextlib.suppress(OSError):
+        entries = sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime)
+        for path in entries[:-most]:
+            path.unlink(missing_ok=True)

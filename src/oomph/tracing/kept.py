@@ -7,7 +7,6 @@ read is made anew.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import json
@@ -21,7 +20,7 @@ from typing import Any
 from oomph.records.trace_columns import from_columns, to_columns
 from oomph.records.workload import How, Variant
 from oomph.tracing.cache import cache_directory as cache_directory
-from oomph.tracing.cache import hashes, hashes_of_the_tracer, write
+from oomph.tracing.cache import drop_oldest, hashes, hashes_of_the_tracer, write
 from oomph.tracing.traces import Traced, Wish, variant_for_batch
 
 _MOST_ENTRIES = 200
@@ -60,8 +59,7 @@ def keep(place: tuple[Path, str], wish: Wish, capability: tuple[int, int], trace
     }
     entry["traces"][_shape_of(traced.variant)] = [to_columns(trace) for trace in traced.traces]
     if write(path, gzip.compress(json.dumps(entry).encode(), compresslevel=1)):
-        with contextlib.suppress(OSError):
-            _drop_oldest(path.parent)
+        drop_oldest(path.parent, _MOST_ENTRIES)
 
 
 def _earlier(path: Path, files: Sequence[str]) -> dict[str, Any] | None:
@@ -86,7 +84,7 @@ def _path(place: tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> P
     decided_by = (
         hashes_of_the_tracer(),
         sys.version,
-        _installed(),
+        installed(),
         str(place[0].resolve()),
         place[1],
         {field.name: getattr(wish, field.name) for field in fields(How)},
@@ -96,13 +94,7 @@ def _path(place: tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> P
     return cache_directory() / f"{digest[:32]}.json.gz"
 
 
-def _installed() -> list[str]:
+def installed() -> list[str]:
     """Name and version of everything installed, as pip names its directories."""
     packages = Path(sysconfig.get_paths()["purelib"])
     return sorted(path.name for path in packages.glob("*.dist-info"))
-
-
-def _drop_oldest(directory: Path) -> None:
-    entries = sorted(directory.glob("*.json.gz"), key=lambda path: path.stat().st_mtime)
-    for path in entries[:-_MOST_ENTRIES]:
-        path.unlink(missing_ok=True)

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from oomph.planning.planned import Planned
     from oomph.planning.planner import Found
     from oomph.planning.search import Checked
+    from oomph.predicting.footprint import Footprint
     from oomph.predicting.overhead import Interval
     from oomph.records.plan import Plan, Plans, Preference, Rejected, Shortfall, Timeline
     from oomph.records.prediction import Prediction
     from oomph.records.trace import Trace
     from oomph.records.workload import Variant, Workload
     from oomph.tracing.many import Rehearser
-    from oomph.verbs.rehearsals import Asked
+    from oomph.verbs.rehearsals import Asked, Rehearsed
     from oomph.verbs.targets import Target
 
     Say = Callable[[str], None]
@@ -84,39 +85,60 @@ def plan_and_draw(
     from oomph.tracing import traces
     from oomph.tracing.many import with_rehearser
     from oomph.training import apply
+    from oomph.verbs import kept_rehearsals
     from oomph.verbs.predictions import find_place
     from oomph.verbs.targets import find_target
 
     target = find_target(gpu, gpu_memory)
     place = find_place(workload)
-    name = workload if isinstance(workload, str) else "workload"
     capability = traces.kind_of(target.capability)
+    name = workload if isinstance(workload, str) else "workload"
     search = _Search(asked, target, name, say or (lambda _: None))
-    return with_rehearser(place, capability, apply, search.run)
+    if not isinstance(place, tuple):
+        return with_rehearser(place, capability, apply, search.run)[0]
+    known = kept_rehearsals.find(place, capability)
+    if known is not None:
+        try:
+            return search.answer(known)
+        except _Unrehearsed:
+            pass
+    drawn, rehearsed = with_rehearser(place, capability, apply, lambda r: search.run(r, known))
+    kept_rehearsals.keep(place, capability, rehearsed)
+    return drawn
+
+
+class _Unrehearsed(Exception):
+    """Something is needed that was not rehearsed, and there is nobody to rehearse it."""
 
 
 class _Search:
-    """One search, in the child that has the rehearser."""
+    """One search: in the child that can rehearse, or where all is known already."""
 
     def __init__(self, asked: Asked, target: Target, workload: str, say: Say) -> None:
         self.asked, self.target, self.workload, self.say = asked, target, workload, say
+        self.rehearser: Rehearser | None = None
         self.refuted: set[Variant] = set()  # whose own rehearsal said otherwise
 
-    def run(self, rehearser: Rehearser) -> Drawn:
+    def run(self, rehearser: Rehearser, known: Rehearsed | None = None) -> tuple[Drawn, Rehearsed]:
+        """The answer, and what was rehearsed for it."""
         from oomph.verbs.rehearsals import first_look
 
         self.rehearser = rehearser
         self.say("looking at the model")
-        self.rehearsed = first_look(rehearser)
-        self.ready = self.target.with_torch(self.rehearsed.torch_version)
+        rehearsed = known or first_look(rehearser)
+        return self.answer(rehearsed), rehearsed
+
+    def answer(self, rehearsed: Rehearsed) -> Drawn:
+        """The answer. Raises _Unrehearsed."""
+        self.rehearsed = rehearsed
+        self.ready = self.target.with_torch(rehearsed.torch_version)
         self.card = self.ready.filled_to(self.asked.target_ratio)
-        self.as_is, trace = self._predicted(self._as_given())
-        self.has_convolutions = bool(trace.convolutions)
+        self.as_is = self._predicted(self._as_given(), is_exact=True)[0]
         smallest = 1 if self.asked.prefer == "memory" else 2
         choices, found = self._found(least_micro_batch=smallest)
         if found.best is None and smallest > 1:
             choices, found = self._found(least_micro_batch=1)
-        return self._planned(choices, found)
+        return self._drawn(choices, found)
 
     def _as_given(self) -> Variant:
         from oomph.records.workload import Variant
@@ -128,7 +150,7 @@ class _Search:
     def _found(self, least_micro_batch: int) -> tuple[Choices, Found]:
         from oomph.planning.choices import variants
         from oomph.predicting.ways import Ways
-        from oomph.verbs.rehearsals import choices_of, complete
+        from oomph.verbs.rehearsals import choices_of
 
         self.ways = Ways(
             families=self.rehearsed.families,
@@ -139,14 +161,23 @@ class _Search:
         choices = choices_of(self.rehearsed, self.asked, self.target.capability, least_micro_batch)
         every = list(variants(choices))
         usual = [variant for variant in every if variant == _usual(variant)]
-        complete(self.rehearsed, self.rehearser, usual, self.say)
+        self._complete(usual)
         found = self._compared(choices)
         hopeful = [v for v in every if v != _usual(v) and self._may_help(v, found)]
         self.num_skipped = len(every) - len(usual) - len(hopeful)
         if hopeful:
-            complete(self.rehearsed, self.rehearser, hopeful, self.say)
+            self._complete(hopeful)
             found = self._compared(choices)
         return choices, self._with_partial(choices, usual, found)
+
+    def _complete(self, wanted: Sequence[Variant]) -> None:
+        """Rehearse what of these is not known yet."""
+        from oomph.verbs.rehearsals import complete, missing
+
+        if any(missing(self.rehearsed, wanted)):
+            if self.rehearser is None:
+                raise _Unrehearsed
+            complete(self.rehearsed, self.rehearser, wanted, self.say)
 
     def _may_help(self, variant: Variant, found: Found) -> bool:
         """Whether a trick that only saves memory could make something faster fit.
@@ -175,6 +206,7 @@ class _Search:
             least_bytes=lambda variant: self.ways.least_bytes(variant) + self._outside.low_bytes,
             seconds=self.ways.seconds,
             check=self._check,
+            host_bytes=self.ways.host_bytes,
         )
         limit_bytes = self.card.usable.high_bytes
         return search(choices, known, limit_bytes, self.asked.prefer, _MOST_SHOWN, extra)
@@ -182,7 +214,6 @@ class _Search:
     def _with_partial(self, choices: Choices, every: Sequence[Variant], found: Found) -> Found:
         """Compare again, with a set of blocks where that may be faster than all or none."""
         from oomph.planning.partial import Measures, best_partial
-        from oomph.verbs.rehearsals import complete
 
         if found.best is None or "blocks" not in choices.checkpointings:
             return found
@@ -196,7 +227,7 @@ class _Search:
         partial = best_partial(kept, self.rehearsed.costs, measures, found.best_s or 0.0)
         if partial is None:
             return found
-        complete(self.rehearsed, self.rehearser, [partial], self.say)
+        self._complete([partial])
         return self._compared(choices, [partial])
 
     def _is_like(self, variant: Variant, best: Variant) -> bool:
@@ -233,10 +264,10 @@ class _Search:
     @property
     def _outside(self) -> Interval:
         """What is taken beside torch's allocator, on one GPU."""
-        return self.card.outside(has_convolutions=self.has_convolutions)
+        return self.card.outside(has_convolutions=self.rehearsed.has_convolutions)
 
     def _outside_of(self, variant: Variant) -> Interval:
-        return self.card.among(variant).outside(has_convolutions=self.has_convolutions)
+        return self.card.among(variant).outside(has_convolutions=self.rehearsed.has_convolutions)
 
     @property
     def bar_ratio(self) -> float:
@@ -245,38 +276,73 @@ class _Search:
         outside = self._outside.high_bytes - self._outside.likely_bytes
         return max(above - outside, 0) / max(self.as_is.reserved_bytes, 1)
 
-    def _predicted(self, variant: Variant) -> tuple[Prediction, Trace]:
-        """By a rehearsal of the very variant."""
+    def _predicted(self, variant: Variant, *, is_exact: bool) -> tuple[Prediction, Trace]:
+        """By a rehearsal of the very variant, or by what was rehearsed of its parts."""
         from oomph.predicting.allocator_settings import AllocatorSettings
         from oomph.predicting.assembly import assemble
         from oomph.verbs.predictions import step_time
 
-        trace = self.rehearser.trace(variant)
+        # What convolutions take beside their tensors is not among the parts.
+        is_exact = is_exact or self.rehearsed.has_convolutions
+        trace = self._rehearsed_trace(variant) if is_exact else self._trace_of(variant)
         settings = AllocatorSettings(expandable_segments=variant.expandable_segments)
         time = step_time(trace, variant, self.ready.model)
         card = self.card.among(variant)
-        return assemble(trace, variant, card, settings=settings, time=time), trace
+        notes = self.ready.notes
+        return assemble(trace, variant, card, settings=settings, time=time, notes=notes), trace
+
+    def _rehearsed_trace(self, variant: Variant) -> Trace:
+        from dataclasses import replace
+
+        from oomph.verbs.rehearsals import footprint_of_one
+
+        key = replace(variant, accumulation=min(variant.accumulation, 2), expandable_segments=False)
+        known = self.rehearsed.exact.get(key)
+        if known is not None and not self.rehearsed.has_convolutions:
+            return self._as_trace(known, variant.micro_batch)
+        if self.rehearser is None:
+            raise _Unrehearsed
+        self.say(f"rehearsing {in_words(variant)} itself")
+        trace = self.rehearser.trace(variant)
+        self.rehearsed.exact[key] = footprint_of_one(trace)
+        return trace
+
+    def _trace_of(self, variant: Variant) -> Trace:
+        return self._as_trace(self.ways.footprint(variant), variant.micro_batch)
+
+    def _as_trace(self, footprint: Footprint, micro_batch: int) -> Trace:
+        from dataclasses import replace
+
+        from oomph.predicting.footprint_trace import trace_at
+
+        trace = trace_at(
+            footprint,
+            micro_batch,
+            torch_version=self.rehearsed.torch_version,
+            compute_capability=self.target.capability,
+            notes=self.rehearsed.notes,
+        )
+        return replace(trace, doubt=self.rehearsed.doubt)
 
     # ---- answering -------------------------------------------------------------------------------
 
-    def _planned(self, choices: Choices, found: Found) -> Drawn:
-        """The plans of a search, each by its own rehearsal."""
+    def _drawn(self, choices: Choices, found: Found) -> Drawn:
+        """The plans of a search, the best by its own rehearsal."""
         from oomph.planning.planned import Planned
         from oomph.predicting.timeline import timeline_of
 
-        shown = found.shown
         predicted = []
-        for number, variant in enumerate(shown, start=1):
-            self.say(f"rehearsing plan {number} of {len(shown)} itself: {in_words(variant)}")
-            predicted.append((variant, *self._predicted(variant)))
-            if number == 1 and predicted[0][1].fits == "no":  # the extrapolation was wrong
+        for number, variant in enumerate(found.shown):
+            prediction, trace = self._predicted(variant, is_exact=number == 0)
+            if number == 0 and prediction.fits == "no":  # what was put together was wrong
                 self.refuted.add(variant)
-                return self._planned(*self._found(choices.least_micro_batch))
-        kept = [one for one in predicted if one[1].fits != "no"]
-        plans = self._plans(choices, found, [(v, p) for v, p, _ in kept])
+                return self._drawn(*self._found(choices.least_micro_batch))
+            if prediction.fits != "no":
+                predicted.append((variant, prediction, trace))
+        plans = self._plans(choices, found, [(v, p) for v, p, _ in predicted])
         return Drawn(
             plans=plans,
-            timelines=tuple(timeline_of(trace) for _, _, trace in kept),
+            timelines=tuple(timeline_of(trace) for _, _, trace in predicted),
             code=tuple(Planned.of(plan).to_code() for plan in plans),
         )
 
@@ -338,7 +404,7 @@ class _Search:
         from oomph.predicting.overhead import usable_bytes
         from oomph.verbs.readings import catalog
 
-        smallest = self._predicted(found.smallest)[0]
+        smallest = self._predicted(found.smallest, is_exact=False)[0]
         sizes = [(model.name, usable_bytes(model).low_bytes) for model in catalog()]
         return answers.shortfall(smallest, sizes, answers.gpus_that_would_do(smallest))
 

@@ -50,7 +50,10 @@ class Rehearsed:
     families: dict[Family, Footprint] = field(default_factory=dict)
     steps: dict[Step, Footprint] = field(default_factory=dict)
     not_affine: set[Family] = field(default_factory=set)
+    exact: dict[Variant, Footprint] = field(default_factory=dict)  # of their own rehearsals
     replays: dict[str, int] = field(default_factory=dict)
+    doubt: str | None = None  # about rehearsals on this torch
+    has_convolutions: bool = False
 
 
 def choices_of(
@@ -89,6 +92,8 @@ def first_look(rehearser: Rehearser) -> Rehearsed:
         torch_version=trace.torch_version,
         notes=trace.notes,
         files=rehearser.files,
+        doubt=trace.doubt,
+        has_convolutions=bool(trace.convolutions),
     )
 
 
@@ -114,7 +119,7 @@ def complete(
         number += 1
         say(f"rehearsing {number} of {of}: {in_words(variant)}")
         is_alone = variant.sharding == "none"  # else its gradients are cut in pieces
-        rehearsed.steps[step] = _of_one(rehearser.trace(variant, is_step_alone=is_alone))
+        rehearsed.steps[step] = footprint_of_one(rehearser.trace(variant, is_step_alone=is_alone))
 
 
 def missing(
@@ -137,10 +142,12 @@ def missing(
 
 def _for_family(variant: Variant) -> Variant:
     """Its forward and backward, with the user's optimizer, at the smallest micro-batch."""
+    from oomph.predicting.ways import family_of
+
     return replace(
         variant,
         micro_batch=min(variant.micro_batch, 2),
-        accumulation=1 if variant.optimizer_in_backward else 2,
+        accumulation=2 if family_of(variant).accumulates else 1,
         optimizer="as-is",
         offload_optimizer=False,
         expandable_segments=False,
@@ -180,7 +187,7 @@ def _footprint(rehearser: Rehearser, variant: Variant) -> Footprint | None:
     from oomph.predicting.scaling import NotAffine, affine
 
     if variant.micro_batch == 1:
-        return _of_one(rehearser.trace(variant))
+        return footprint_of_one(rehearser.trace(variant))
     try:
         larger = replace(variant, micro_batch=variant.micro_batch + 1)
         return footprint_of(affine(rehearser.trace(variant), rehearser.trace(larger)))
@@ -188,10 +195,11 @@ def _footprint(rehearser: Rehearser, variant: Variant) -> Footprint | None:
         return None
 
 
-def _of_one(trace: Trace) -> Footprint:
+def footprint_of_one(trace: Trace) -> Footprint:
     """The footprint of one trace, for its own micro-batch."""
     from oomph.predicting.footprint import footprint_of
-    from oomph.predicting.scaling import AffineTrace
+    from oomph.predicting.scaling import AffineTrace, with_ordered_frees
 
     slopes = [0] * len(trace.allocations)
-    return footprint_of(AffineTrace(trace, slopes, [(0, 0)] * len(trace.ops)))
+    ordered = replace(trace, events=with_ordered_frees(trace.events, trace.phase_starts))
+    return footprint_of(AffineTrace(ordered, slopes, [(0, 0)] * len(trace.ops)))

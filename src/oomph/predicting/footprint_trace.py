@@ -1,0 +1,71 @@
+"""A footprint, a micro-batch -> the Trace that it is the columns of.
+
+For what is shown of a way to train: who holds the peak, where it is, and how memory runs over a
+step. Convolutions' workspaces are not in a footprint.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from oomph.predicting.footprint import CATEGORIES, PHASES, Footprint
+from oomph.records.trace import Allocation, Phase, Trace
+
+
+def trace_at(
+    footprint: Footprint,
+    micro_batch: int,
+    *,
+    torch_version: str,
+    compute_capability: tuple[int, int],
+    notes: tuple[str, ...] = (),
+) -> Trace:
+    """The trace at a micro-batch."""
+    fixed, grown = footprint.host_bytes
+    kernels = [kernel.at(micro_batch) for kernel in footprint.kernels]
+    return Trace(
+        allocations=_allocations(footprint, micro_batch),
+        events=footprint.event.tolist(),
+        step_starts=[int((footprint.step < number).sum()) for number in (1, 2)],
+        phase_starts=_phase_starts(footprint),
+        ops=[kernels[number] for number in footprint.op.tolist()],
+        micro_batch=micro_batch,
+        torch_version=torch_version,
+        compute_capability=compute_capability,
+        notes=notes,
+        host_peak_bytes=fixed + grown * micro_batch,
+    )
+
+
+def _allocations(footprint: Footprint, micro_batch: int) -> list[Allocation]:
+    sizes = (footprint.fixed_bytes + footprint.grown_bytes * micro_batch).tolist()
+    columns = (footprint.label, footprint.module, footprint.born, footprint.category)
+    return [
+        Allocation(
+            size_bytes=size,
+            op=footprint.names[label],
+            module=footprint.names[module],
+            phase=PHASES[born],  # type: ignore[arg-type] # they are
+            category=CATEGORIES[category],  # type: ignore[arg-type]
+            stream=stream,
+        )
+        for size, label, module, born, category, stream in zip(
+            sizes, *(c.tolist() for c in columns), footprint.stream.tolist(), strict=True
+        )
+    ]
+
+
+def _phase_starts(footprint: Footprint) -> list[tuple[int, Phase]]:
+    places = zip(
+        footprint.step.tolist(),
+        footprint.micro_step.tolist(),
+        footprint.phase.tolist(),
+        strict=True,
+    )
+    starts: list[tuple[int, Phase]] = []
+    begin = 0
+    for (step, _, phase), run in groupby(places):
+        if step:  # before training there are no phases
+            starts.append((begin, PHASES[phase]))  # type: ignore[arg-type]
+        begin += len(list(run))
+    return starts

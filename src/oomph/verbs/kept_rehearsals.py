@@ -1,0 +1,111 @@
+"""Rehearsals for plans that were made before -> the same, without importing torch again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from oomph.verbs.rehearsals import Rehearsed
+
+
+_MOST_ENTRIES = 20  # of some megabytes each
+
+
+def find(place: tuple[Path, str], capability: tuple[int, int]) -> Rehearsed | None:
+    """What is known of a workload, if it is still true; what cannot be read is made anew."""
+    from oomph.predicting.footprint_file import from_bytes
+    from oomph.tracing.cache import hashes
+
+    try:
+        footprints, facts = from_bytes(_path(place, capability).read_bytes())
+        if hashes(facts["files"]) != facts["hashes"]:
+            return None
+        return _rehearsed(footprints, facts)
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
+def keep(place: tuple[Path, str], capability: tuple[int, int], rehearsed: Rehearsed) -> None:
+    """Keep it. A cache that cannot be written is no error: the answer is there already."""
+    from oomph.predicting.footprint_file import to_bytes
+    from oomph.records.stored import to_jsonable
+    from oomph.tracing.cache import drop_oldest, hashes, write
+
+    files = sorted({str(place[0].resolve()), *rehearsed.files})
+    footprints = {
+        **{f"family {json.dumps(key)}": found for key, found in rehearsed.families.items()},
+        **{f"step {json.dumps(key)}": found for key, found in rehearsed.steps.items()},
+        **{
+            f"exact {json.dumps(to_jsonable(key))}": found for key, found in rehearsed.exact.items()
+        },
+    }
+    facts = {
+        "files": files,
+        "hashes": hashes(files),
+        "possible": to_jsonable(rehearsed.possible),
+        "not_affine": [list(family) for family in sorted(rehearsed.not_affine)],
+        **{name: to_jsonable(getattr(rehearsed, name)) for name in _PLAIN},
+    }
+    path = _path(place, capability)
+    if write(path, to_bytes(footprints, facts)):
+        drop_oldest(path.parent, _MOST_ENTRIES)
+
+
+_PLAIN = (
+    "batch_size",
+    "clips_gradients",
+    "costs",
+    "torch_version",
+    "notes",
+    "replays",
+    "doubt",
+    "has_convolutions",
+)
+
+
+def _rehearsed(footprints: dict[str, Any], facts: dict[str, Any]) -> Rehearsed:
+    from oomph.predicting.ways import Family, Step
+    from oomph.records.possible import Possible
+    from oomph.records.workload import Variant
+    from oomph.verbs.rehearsals import Rehearsed
+
+    found: dict[str, dict[Any, Any]] = {"family": {}, "step": {}, "exact": {}}
+    for name, footprint in footprints.items():
+        kind, _, written = name.partition(" ")
+        found[kind][written] = footprint
+    lists = ("block_names", "batch_norm_names")
+    possible: dict[str, Any] = {
+        name: tuple(value) if name in lists else value for name, value in facts["possible"].items()
+    }
+    return Rehearsed(
+        possible=Possible(**possible),
+        files=tuple(facts["files"]),
+        families={Family(*json.loads(k)): v for k, v in found["family"].items()},
+        steps={Step(*json.loads(k)): v for k, v in found["step"].items()},
+        exact={Variant(**json.loads(k)): v for k, v in found["exact"].items()},
+        not_affine={Family(*each) for each in facts["not_affine"]},
+        **{name: facts[name] for name in _PLAIN if name not in ("notes", "costs")},
+        notes=tuple(facts["notes"]),
+        costs=[(saved, seconds) for saved, seconds in facts["costs"]],
+    )
+
+
+def _path(place: tuple[Path, str], capability: tuple[int, int]) -> Path:
+    from oomph.tracing.cache import cache_directory, hashes_of_rooms
+    from oomph.tracing.kept import installed
+
+    decided_by = (
+        hashes_of_rooms("records", "tracing", "training", "predicting"),
+        sys.version,
+        installed(),
+        str(place[0].resolve()),
+        place[1],
+        capability,
+    )
+    digest = hashlib.sha256(json.dumps(decided_by).encode()).hexdigest()
+    return cache_directory().with_name("plans") / f"{digest[:32]}.npz"
