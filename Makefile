@@ -23,12 +23,16 @@ NPM := $(if $(HAS_NODE),npm,$(WHEELS_NPM)) --prefix web
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed $(PAGE) ## set up, then show the GPUs of this machine and of an emulated one
-	@echo '$$ oomph gpus'
-	@$(BIN)/oomph gpus || test $$? -eq 4 # 4: this machine has no driver; it has said so
-	@echo
-	@echo '$$ oomph gpus --emulate 8xa100-80gb'
-	@$(BIN)/oomph gpus --emulate 8xa100-80gb
+DEMO := examples/bert_large.py:workload
+
+demo: $(VENV)/.installed-demo $(PAGE) ## set up, then plan BERT-large for two GPUs that need not be here
+	@mkdir -p build
+	@for gpu in v100-16gb rtx4090; do \
+		echo "\$$ oomph plan $(DEMO) --gpu $$gpu --html build/plan-$$gpu.html"; \
+		$(BIN)/oomph plan $(DEMO) --gpu $$gpu --html build/plan-$$gpu.html || exit; \
+		echo; \
+	done
+	@echo 'drawn: build/plan-v100-16gb.html and build/plan-rtx4090.html'
 
 test: $(VENV)/.installed-dev $(PAGE) ## set up, then run the tests
 	$(BIN)/python -m pytest
@@ -89,9 +93,13 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install --editable .
 	@touch $@
 
+$(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install --editable '.[demo]'
+	@touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install --editable '.[dev]'
-	@touch $@ $(VENV)/.installed
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-demo
 
 $(VENV)/node: | $(VENV)/bin/python
 	$(PIP) install $(NODE_WHEEL)

@@ -80,6 +80,13 @@ def prediction() -> str:
     return as_console(f"oomph predict {example}:workload {options}", printed)
 
 
+def plans() -> str:
+    example, options = "examples/small_gpt.py", "--gpu rtx4090"
+    printed = oomph("plan", f"{ROOT / example}:workload", *options.split())
+    printed = printed.replace(f"{ROOT / example}", example)
+    return as_console(f"oomph plan {example}:workload {options}", printed)
+
+
 def cli_help() -> str:
     commands = [(), *((verb,) for verb in verbs())]
     return "\n\n".join(
@@ -95,7 +102,7 @@ def verbs() -> Iterator[str]:
 
 
 GENERATED: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"predict": prediction, "line": the_line, "gpus": gpus_table},
+    "README.md": {"plan": plans, "predict": prediction, "line": the_line, "gpus": gpus_table},
     "docs/cli.md": {"help": cli_help},
 }
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from oomph.planning.planned import Planned
 from oomph.planning.planner import stability_of, tricks_of
 from oomph.planning.tricks import levers_of
-from oomph.records.plan import Plan, Preference, Shortfall
+from oomph.records.plan import Plan, Preference, Shortfall, Trick
 from oomph.records.prediction import Prediction
 from oomph.records.workload import Variant
 from oomph.units import format_bytes, format_ratio
@@ -30,22 +30,37 @@ class Facts:
     prefer: Preference
     batch_norm_names: tuple[str, ...]
     has_dropout: bool
+    batch_size: int
+    rate_advice: Callable[[float], str]  # for a batch that is so many times the given one
 
 
 def plan_of(
     variant: Variant, prediction: Prediction, seconds: float | None, facts: Facts
 ) -> Planned:
     """A variant as a plan, before it is told apart from the others."""
+    ratio = variant.batch_size / facts.batch_size
+    is_other_batch = variant.batch_size != facts.batch_size
+    other_batch = [_other_batch(variant.batch_size, facts)] if is_other_batch else []
     return Planned(
         gpu=prediction.gpu,
         workload=facts.workload,
         variant=variant,
         prediction=prediction,
-        tricks=tricks_of(variant, facts.changing),
-        stability=stability_of(levers_of(variant), facts.changing),
-        relative_time=None if seconds is None else seconds / facts.fastest_s,
+        tricks=(*tricks_of(variant, facts.changing), *other_batch),
+        stability="changes" if is_other_batch else stability_of(levers_of(variant), facts.changing),
+        relative_time=None if seconds is None else seconds / ratio / facts.fastest_s,
         recommended=False,
         why="",
+    )
+
+
+def _other_batch(batch_size: int, facts: Facts) -> Trick:
+    return Trick(
+        name="batch-size",
+        what=f"a batch of {batch_size} instead of {facts.batch_size}",
+        stability="changes",
+        caveat=facts.rate_advice(batch_size / facts.batch_size),
+        code=f"batch_size={batch_size} in the loader, and the optimizer's rate",
     )
 
 
@@ -180,7 +195,7 @@ def _of_loading(best: Plan) -> str | None:
     if rate is None:
         return None
     return (
-        f"the loader must keep up with about {rate * best.gpus:.3g} samples a second:"
+        f"the loader must keep up with about {rate:.3g} samples a second:"
         " DataLoader(num_workers=4, pin_memory=True, persistent_workers=True)"
     )
 

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from oomph.errors import UsageError
-from oomph.planning.tricks import NAMES, NEED_CONSENT
+from oomph.planning.tricks import BATCH_SIZE, NAMES, NEED_CONSENT
 from oomph.records.contradictions import contradiction_in
 from oomph.records.plan import Rejected
 from oomph.records.possible import Possible
@@ -58,6 +58,7 @@ class Choices:
     has_batch_norm: bool  # which sees a part of the batch, where it is split
     rejected: tuple[Rejected, ...]
     least_micro_batch: int = 1
+    other_batch_sizes: tuple[int, ...] = ()  # that may be trained with instead
 
 
 def check_names(names: Sequence[str], flag: str) -> frozenset[str]:
@@ -90,6 +91,7 @@ def choices_for(question: Question, checkpointings: Sequence[str]) -> Choices:
         expandable=chooser.flag("expandable-segments"),
         may_accumulate=chooser.may_split("accumulation"),
         has_batch_norm=bool(question.possible.batch_norm_names),
+        other_batch_sizes=chooser.other_batch_sizes(),
         rejected=tuple(chooser.rejected),
     )
 
@@ -99,12 +101,7 @@ def variants(choices: Choices) -> Iterator[Variant]:
     hows = list(_hows(choices))
     on_several = list(_hows(_fewer(choices)))
     for sharding, num_gpus in choices.shardings:
-        for micro_batch in micro_batches(choices.batch_size, num_gpus):
-            accumulation = choices.batch_size // (micro_batch * num_gpus)
-            if micro_batch < choices.least_micro_batch:
-                continue
-            if accumulation > 1 and not choices.may_accumulate:
-                continue
+        for micro_batch, accumulation in _splits(choices, num_gpus):
             for how in hows if num_gpus == 1 else on_several:
                 variant = Variant(
                     micro_batch=micro_batch,
@@ -115,6 +112,19 @@ def variants(choices: Choices) -> Iterator[Variant]:
                 )
                 if _is_worth_a_look(variant, clips_gradients=choices.clips_gradients):
                     yield variant
+
+
+def _splits(choices: Choices, num_gpus: int) -> Iterator[tuple[int, int]]:
+    """Every micro-batch with its accumulation; of another batch only the whole at once."""
+    for micro_batch in micro_batches(choices.batch_size, num_gpus):
+        accumulation = choices.batch_size // (micro_batch * num_gpus)
+        if micro_batch >= choices.least_micro_batch and (
+            accumulation == 1 or choices.may_accumulate
+        ):
+            yield micro_batch, accumulation
+    for batch_size in choices.other_batch_sizes:
+        if batch_size % num_gpus == 0 and batch_size // num_gpus >= choices.least_micro_batch:
+            yield batch_size // num_gpus, 1
 
 
 def _is_worth_a_look(variant: Variant, *, clips_gradients: bool) -> bool:
@@ -270,6 +280,12 @@ class _Chooser:
         counts += [self.question.max_gpus] if self.question.max_gpus not in (1, *counts) else []
         fitting = [n for n in counts if self.question.batch_size % n == 0]
         return (*found, *((kind, n) for n in fitting for kind in kinds))
+
+    def other_batch_sizes(self) -> tuple[int, ...]:
+        """Smaller ones that divide it: what would do without accumulation."""
+        if not self.may(BATCH_SIZE):
+            return ()
+        return tuple(micro_batches(self.question.batch_size)[1:])
 
     def may_split(self, name: str, *, unless: str | None = None) -> bool:
         """Whether a trick may be used that shows a model only a part of the batch at a time."""

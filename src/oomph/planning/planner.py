@@ -40,11 +40,12 @@ class Found:
     """What a search has found."""
 
     best: Variant | None
-    best_s: float | None  # the time of its step
+    best_s: float | None  # its time for one batch
+    is_certain: bool  # whether the best fits for certain
     shown: tuple[Variant, ...]  # the best first, then others of the front by time
     num_on_front: int
     smallest: Variant  # the one with the least memory, whether it fits or not
-    fastest_s: float  # of all, on a GPU of infinite memory
+    fastest_s: float  # of all, for one batch, on a GPU of infinite memory
     num_candidates: int
     changing: frozenset[str]  # tricks that change this model's training
 
@@ -60,7 +61,7 @@ def search(
     """Look at every combination, and at some more; show at most so many."""
     changing = _changed_by_part_of_the_batch(choices)
     candidates = [
-        _candidate(variant, known, changing)
+        _candidate(variant, known, changing, choices.batch_size)
         for variant in (*variants(choices), *extra)
         if known.is_known(variant)
     ]
@@ -76,6 +77,7 @@ def search(
     return Found(
         best=None if best is None else best.variant,
         best_s=None if best is None else best.step_s,
+        is_certain=best is not None and check(best).fits == "yes",
         shown=tuple(one.variant for one in varied(front, best, most)),
         num_on_front=len(front),
         smallest=min(candidates, key=lambda one: (one.least_bytes, one.step_s)).variant,
@@ -110,13 +112,16 @@ def varied(
     return [best, *sorted((one for one in kept if one is not best), key=lambda one: one.step_s)]
 
 
-def _candidate(variant: Variant, known: Known, changing: frozenset[str]) -> Candidate:
+def _candidate(
+    variant: Variant, known: Known, changing: frozenset[str], batch_size: int
+) -> Candidate:
     levers = levers_of(variant)
+    is_other_batch = variant.batch_size != batch_size
     return Candidate(
         variant=variant,
-        stability=stability_of(levers, changing),
-        num_tricks=len(levers),
-        step_s=known.seconds(variant) or 0.0,
+        stability="changes" if is_other_batch else stability_of(levers, changing),
+        num_tricks=len(levers) + is_other_batch,
+        step_s=(known.seconds(variant) or 0.0) * batch_size / variant.batch_size,
         least_bytes=known.least_bytes(variant),
         host_bytes=known.host_bytes(variant),
     )

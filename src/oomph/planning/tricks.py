@@ -80,7 +80,9 @@ LEVERS: tuple[Lever, ...] = (
         stability="same",
         is_on=lambda variant: variant.accumulation > 1,
         what=lambda v: f"{v.micro_batch} examples at a time, {v.accumulation} times a step",
-        code=lambda v: f"(loss / {v.accumulation}).backward(), and step() every {v.accumulation}th",
+        code=lambda v: (
+            f"(loss / {v.accumulation}).backward(), {v.accumulation} times before each step()"
+        ),
         caveat="weight micro-batches by what the loss averages over (examples or tokens)",
     ),
     Lever(
@@ -158,8 +160,12 @@ LEVERS: tuple[Lever, ...] = (
         name="bf16",
         stability="rounding",
         is_on=_is(precision="bf16"),
-        what=_always("autocast to bf16: weights and sums stay fp32"),
-        code=_always('torch.autocast("cuda", dtype=torch.bfloat16)'),
+        what=_always("compute in bf16: weights and sums stay fp32"),
+        code=lambda v: (
+            "fully_shard(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))"
+            if v.sharding in ("fsdp", "hybrid")
+            else 'torch.autocast("cuda", dtype=torch.bfloat16)'
+        ),
     ),
     Lever(
         name="fp16",

@@ -136,7 +136,7 @@ class _Search:
         self.as_is = self._predicted(self._as_given(), is_exact=True)[0]
         smallest = 1 if self.asked.prefer == "memory" else 2
         choices, found = self._found(least_micro_batch=smallest)
-        if found.best is None and smallest > 1:
+        if not found.is_certain and smallest > 1:
             choices, found = self._found(least_micro_batch=1)
         return self._drawn(choices, found)
 
@@ -192,7 +192,7 @@ class _Search:
             return True
         if variant.optimizer_in_backward and not self._could_fit(variant):
             return False
-        if found.best_s is None or self.asked.prefer == "memory":
+        if found.best_s is None or not found.is_certain or self.asked.prefer == "memory":
             return True
         is_faster = (self.ways.seconds(usual) or 0.0) < found.best_s / (1 + NEAR_RATIO)
         return is_faster and self._check(usual).fits != "yes"
@@ -351,6 +351,7 @@ class _Search:
     ) -> Plans:
         from oomph.planning import answers
         from oomph.records.plan import Plans
+        from oomph.stability.rates import new_rate
 
         possible = self.rehearsed.possible
         facts = answers.Facts(
@@ -361,6 +362,8 @@ class _Search:
             prefer=self.asked.prefer,
             batch_norm_names=possible.batch_norm_names,
             has_dropout=possible.has_dropout,
+            batch_size=choices.batch_size,
+            rate_advice=lambda ratio: new_rate(possible.optimizer_class, ratio).advice,
         )
         plans = answers.told_apart(
             [answers.plan_of(v, p, self.ways.seconds(v), facts) for v, p in kept], facts

@@ -23,6 +23,7 @@ class Target:
     model: GpuModel
     memory_bytes: int | None  # where it is given apart
     assumed: str | None  # what its name left open
+    taken_bytes: int = 0  # of a GPU that is here: what others hold of it now
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -36,9 +37,13 @@ class Target:
         return Ready(
             model=with_rates(self.model, measured),
             card=self._card(torch_version, measured),
-            notes=(*([self.assumed] if self.assumed and self.memory_bytes is None else ()), *told),
+            notes=(*self._assumptions(), *told),
             has_measured_rates=bool(measured and measured.matmul_flops),
         )
+
+    def _assumptions(self) -> tuple[str, ...]:
+        is_said = self.assumed and (self.memory_bytes is None or self.taken_bytes)
+        return (self.assumed,) if self.assumed and is_said else ()
 
     def _card(self, torch_version: str, measured: Calibration | None) -> Card:
         from oomph.predicting.assembly import Card
@@ -49,6 +54,8 @@ class Target:
             usable = exactly(measured.total_bytes, "measured on this machine")
         if self.memory_bytes is not None:
             usable = exactly(self.memory_bytes, "as given")
+        if self.taken_bytes:
+            usable = _without(usable, self.taken_bytes)
         taken_bytes = measured.context_with_libraries_bytes if measured else None
         return Card(
             name=self.name,
@@ -97,14 +104,29 @@ def _share(usable: Interval, ratio: float) -> Interval:
     )
 
 
+def _without(usable: Interval, taken_bytes: int) -> Interval:
+    from oomph.units import format_bytes
+
+    low, likely, high = (
+        max(size - taken_bytes, 0)
+        for size in (usable.low_bytes, usable.likely_bytes, usable.high_bytes)
+    )
+    return replace(
+        usable,
+        low_bytes=low,
+        likely_bytes=likely,
+        high_bytes=high,
+        because=f"{usable.because}, of which {format_bytes(taken_bytes)} is taken now",
+    )
+
+
 def find_target(gpu: str | None, gpu_memory: int | str | None) -> Target:
     """The GPU that was asked for. Raises UsageError."""
-    from oomph.errors import UsageError
     from oomph.units import parse_bytes
     from oomph.verbs.readings import find_gpu
 
     if gpu is None and gpu_memory is None:
-        raise UsageError("no GPU is named", attempt="--gpu v100-16gb, or --gpu-memory 12GiB")
+        return _gpu_here()
     memory_bytes = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
     found = None if gpu is None else find_gpu(gpu)
     return Target(
@@ -112,6 +134,35 @@ def find_target(gpu: str | None, gpu_memory: int | str | None) -> Target:
         model=_unnamed_gpu() if found is None else found.model,
         memory_bytes=memory_bytes,
         assumed=None if found is None else found.assumed,
+    )
+
+
+def _gpu_here() -> Target:
+    """The GPU of this machine that is emptiest now. Raises UsageError where there is none."""
+    from oomph.errors import UsageError
+    from oomph.sensing.catalog import find_by_nvml_name
+    from oomph.units import format_bytes
+    from oomph.verbs.readings import gpus
+
+    machine = gpus(visible=True)
+    known = [gpu for gpu in machine.gpus if gpu.total_bytes is not None]
+    if not known:
+        raise UsageError(
+            "no GPU is named",
+            because=machine.problem or "this machine shows none",
+            attempt="--gpu v100-16gb, or --gpu-memory 12GiB",
+        )
+    device = min(known, key=lambda gpu: gpu.used_bytes or 0)
+    name = device.name or "a GPU without a name"
+    model = find_by_nvml_name(name, device.total_bytes)
+    taken = device.used_bytes or 0
+    return Target(
+        name=f"GPU {device.index} of this machine ({name})",
+        model=model or _unnamed_gpu(),
+        memory_bytes=None if model is not None else device.total_bytes,
+        assumed=f"GPU {device.index} is the emptiest here: {format_bytes(taken)} of it are taken"
+        " now, which is not planned with",
+        taken_bytes=taken,
     )
 
 
