@@ -82,8 +82,12 @@ def prediction() -> str:
 
 def plans() -> str:
     example, options = "examples/small_gpt.py", "--gpu rtx4090"
-    printed = oomph("plan", f"{ROOT / example}:workload", *options.split())
-    printed = printed.replace(f"{ROOT / example}", example)
+    before = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        printed = oomph("plan", f"{example}:workload", *options.split())
+    finally:
+        os.chdir(before)
     return as_console(f"oomph plan {example}:workload {options}", printed)
 
 

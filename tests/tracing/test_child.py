@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -57,3 +59,17 @@ def test_code_that_ends_the_program_is_an_error() -> None:
 def test_what_the_users_code_prints_is_not_the_answer(capfd: pytest.CaptureFixture[str]) -> None:
     in_a_child(lambda: print("hello", flush=True))
     assert capfd.readouterr().out == ""
+
+
+def test_a_process_whose_torch_has_computed_already_can_still_ask() -> None:
+    """In a notebook, say: OpenMP's threads do not survive a fork."""
+    code = """
+import torch
+from oomph.tracing.child import in_a_child
+torch.set_num_threads(2)
+large = torch.ones(2000, 2000)
+(large @ large).sum()  # starts the threads
+print(in_a_child(lambda: float((large.add(1) @ large).sum())))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert float(done.stdout) == 2 * 2000.0**3

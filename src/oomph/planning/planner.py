@@ -6,7 +6,7 @@ one variant. It knows nothing of traces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from oomph.planning.choices import Choices, variants
@@ -56,13 +56,13 @@ def search(
     limit_bytes: int,
     prefer: Preference = "balance",
     most: int = 6,
-    extra: Sequence[Variant] = (),
+    every: Iterable[Variant] | None = None,
 ) -> Found:
-    """Look at every combination, and at some more; show at most so many."""
+    """Look at every combination, or at those that are given; show at most so many."""
     changing = _changed_by_part_of_the_batch(choices)
     candidates = [
         _candidate(variant, known, changing, choices.batch_size)
-        for variant in (*variants(choices), *extra)
+        for variant in (variants(choices) if every is None else every)
         if known.is_known(variant)
     ]
     checks: dict[int, Checked] = {}

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _STABILITY = {"same": "same", "rounding": "rounding", "changes": "CHANGES"}
 _STYLES = {"same": "green", "rounding": "", "changes": "bold yellow"}
-_BAR_WIDTH = 20
-_MOST_TRICKS = 46  # characters
+_BAR_WIDTH = 14
+_LEAST_FOR_TRICKS, _ALL_ELSE = 30, 70  # characters
 
 
 def print_plans(plans: Plans) -> None:
@@ -68,7 +68,7 @@ def in_words(plan: Plan) -> str:
 
 def _names(plan: Plan) -> list[str]:
     """The tricks of a plan, the split of the batch aside."""
-    named = {"checkpointing": f"checkpointing {plan.checkpointing}"}
+    named = {"checkpointing": f"recompute {plan.checkpointing.removeprefix('blocks:')}"}
     return [named.get(t.name, t.name) for t in plan.tricks if t.name != "accumulation"]
 
 
@@ -91,7 +91,7 @@ def _columns(console: Console, plans: Plans) -> list[Column]:
         Column(heading="batch", cells=[f"{p.micro_batch} x {p.accumulate}" for p in shown]),
         Column(
             heading="tricks",
-            cells=[_short(", ".join(_names(p)) or "none") for p in shown],
+            cells=[_short(", ".join(_names(p)) or "none", console.width) for p in shown],
             align="<",
             keep=6,
         ),
@@ -103,12 +103,12 @@ def _columns(console: Console, plans: Plans) -> list[Column]:
             keep=7,
         ),
         Column(
-            heading=f"memory of {format_bytes(capacity)}",
+            heading=f"of {format_bytes(capacity)}",
             cells=[bar(console, p, capacity) for p in shown],
             align="<",
             keep=3,
         ),
-        Column(heading="", cells=[format_bytes(p.prediction.device_bytes) for p in shown]),
+        Column(heading="memory", cells=[format_bytes(p.prediction.device_bytes) for p in shown]),
         Column(heading="GPUs", cells=[str(p.gpus) for p in shown], keep=5),
         Column(heading="host", cells=_hosts(shown), keep=2),
         Column(heading="step", cells=[_seconds(p.prediction.step_s) for p in shown], keep=4),
@@ -137,8 +137,9 @@ def _relative(ratio: float | None) -> str:
     return "" if not ratio else f"{ratio:.2f} x"
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _MOST_TRICKS else f"{text[: _MOST_TRICKS - 1]}…"
+def _short(text: str, width: int) -> str:
+    most = max(width - _ALL_ELSE, _LEAST_FOR_TRICKS)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 # ---- below it ------------------------------------------------------------------------------------

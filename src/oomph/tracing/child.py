@@ -56,12 +56,20 @@ def _answer(writing: int, work: Callable[[], Any]) -> None:
     try:
         os.dup2(2, 1)  # what the user's code prints is not the answer
         sys.stdout = sys.stderr
+        _stay_on_one_thread()
         answer = pickle.dumps(_outcome(work), protocol=pickle.HIGHEST_PROTOCOL)
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(answer)
         code = 0
     finally:
         os._exit(code)
+
+
+def _stay_on_one_thread() -> None:
+    """A fork has none of its parent's threads: whoever waits for torch's pool waits forever."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
 
 
 def _outcome(work: Callable[[], Any]) -> tuple[bool, Any]:

@@ -162,13 +162,13 @@ class _Search:
         every = list(variants(choices))
         usual = [variant for variant in every if variant == _usual(variant)]
         self._complete(usual)
-        found = self._compared(choices)
+        found = self._compared(choices, usual)
         hopeful = [v for v in every if v != _usual(v) and self._may_help(v, found)]
         self.num_skipped = len(every) - len(usual) - len(hopeful)
         if hopeful:
             self._complete(hopeful)
-            found = self._compared(choices)
-        return choices, self._with_partial(choices, usual, found)
+            found = self._compared(choices, [*usual, *hopeful])
+        return choices, self._with_partial(choices, [*usual, *hopeful], found)
 
     def _complete(self, wanted: Sequence[Variant]) -> None:
         """Rehearse what of these is not known yet."""
@@ -197,7 +197,7 @@ class _Search:
         is_faster = (self.ways.seconds(usual) or 0.0) < found.best_s / (1 + NEAR_RATIO)
         return is_faster and self._check(usual).fits != "yes"
 
-    def _compared(self, choices: Choices, extra: Sequence[Variant] = ()) -> Found:
+    def _compared(self, choices: Choices, every: Sequence[Variant]) -> Found:
         from oomph.planning.planner import Known, search
 
         self.say("comparing")
@@ -209,7 +209,7 @@ class _Search:
             host_bytes=self.ways.host_bytes,
         )
         limit_bytes = self.card.usable.high_bytes
-        return search(choices, known, limit_bytes, self.asked.prefer, _MOST_SHOWN, extra)
+        return search(choices, known, limit_bytes, self.asked.prefer, _MOST_SHOWN, every)
 
     def _with_partial(self, choices: Choices, every: Sequence[Variant], found: Found) -> Found:
         """Compare again, with a set of blocks where that may be faster than all or none."""
@@ -228,7 +228,7 @@ class _Search:
         if partial is None:
             return found
         self._complete([partial])
-        return self._compared(choices, [partial])
+        return self._compared(choices, [*every, partial])
 
     def _is_like(self, variant: Variant, best: Variant) -> bool:
         """On as many GPUs, and nothing in it that takes another rehearsal."""
