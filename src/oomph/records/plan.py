@@ -11,6 +11,7 @@ from typing import Literal
 
 from oomph.records.prediction import Prediction, Verdict
 from oomph.records.workload import Precision, Variant
+from oomph.units import format_bytes
 
 # Exactly the same update; the same within rounding, which is checked; another training.
 Stability = Literal["same", "rounding", "changes"]
@@ -74,6 +75,17 @@ class Plan:
     def fits(self) -> Verdict:
         return self.prediction.fits
 
+    def __str__(self) -> str:
+        """One line on all four axes."""
+        names = ", ".join(t.name for t in self.tricks if t.name != "accumulation") or "as it is"
+        gpus = "" if self.gpus == 1 else f", {self.gpus} GPUs"
+        time = "" if self.relative_time is None else f", {self.relative_time:.2f} x the time"
+        return (
+            f"{self.micro_batch} x {self.accumulate}{gpus}, {names}: update {self.stability},"
+            f" {format_bytes(self.prediction.device_bytes)} of"
+            f" {format_bytes(self.prediction.capacity_bytes)}{time}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
@@ -121,6 +133,15 @@ class Plans:
 
     def __iter__(self) -> Iterator[Plan]:
         return iter(self.plans)
+
+    def __str__(self) -> str:
+        """The plans as a plain table; `oomph plan` draws them."""
+        said = {"yes": "fits", "no": "does not fit", "uncertain": "may or may not fit"}
+        head = f"{self.workload} {said[self.fits_as_is]} as it is on {self.gpu}"
+        if not self.plans:
+            missing = self.shortfall.missing_bytes if self.shortfall else 0
+            return f"{head}; nothing that is allowed fits: {format_bytes(missing)} are missing"
+        return "\n".join([head, *(f"{'->' if p.recommended else '  '} {p}" for p in self.plans)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

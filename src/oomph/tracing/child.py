@@ -89,7 +89,7 @@ def explained(error: BaseException) -> UserCodeError:
     told = " ".join(str(error).split())[:500]
     is_without_torch = isinstance(error, ModuleNotFoundError) and error.name == "torch"
     return UserCodeError(
-        f"the workload failed{f' at {place}' if place else ''}",
+        f"the workload failed at {place}" if place else "the rehearsal failed",
         because=f"{type(error).__name__}: {told}",
         attempt="pip install torch, in the build for your driver"
         if is_without_torch

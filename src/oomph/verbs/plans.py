@@ -223,7 +223,11 @@ class _Search:
             seconds=self.ways.seconds,
             room_bytes=int(room / (1 + self.bar_ratio)),
         )
-        kept = [v for v in every if v.checkpointing == "none" and self._is_like(v, found.best)]
+        kept = [
+            v
+            for v in every
+            if v.checkpointing == "none" and v == _usual(v) and self._is_like(v, found.best)
+        ]
         partial = best_partial(kept, self.rehearsed.costs, measures, found.best_s or 0.0)
         if partial is None:
             return found
@@ -231,11 +235,13 @@ class _Search:
         return self._compared(choices, [*every, partial])
 
     def _is_like(self, variant: Variant, best: Variant) -> bool:
-        """On as many GPUs, and nothing in it that takes another rehearsal."""
+        """On as many GPUs, and known with all blocks recomputed, too."""
+        from dataclasses import replace
+
         return (
             variant.num_gpus == best.num_gpus
             and not variant.expandable_segments
-            and self.ways.knows(variant)
+            and self.ways.knows(replace(variant, checkpointing="blocks"))
         )
 
     def _could_fit(self, variant: Variant) -> bool:
