@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from oomph.planning.planned import Planned
+from oomph.records.contradictions import contradiction_in
 from oomph.records.prediction import Moment, Prediction
 from oomph.records.workload import OPTIMIZERS, Adapters, Precision, Sharding, Variant
 
@@ -55,7 +56,7 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def variants(draw: st.DrawFn) -> Variant:
+def _variants(draw: st.DrawFn) -> Variant:
     num_gpus = draw(st.sampled_from([1, 2, 4, 8]))
     sharding = draw(st.sampled_from(["ddp", "fsdp", "hybrid"])) if num_gpus > 1 else "none"
     adapters = draw(st.sampled_from(["none", "lora", "qlora"]))
@@ -76,6 +77,11 @@ def variants(draw: st.DrawFn) -> Variant:
         accumulation=draw(st.integers(1, 256)),
         expandable_segments=draw(st.booleans()),
     )
+
+
+def variants() -> st.SearchStrategy[Variant]:
+    """Ways that can be trained in."""
+    return _variants().filter(lambda v: contradiction_in(v, clips_gradients=False) is None)
 
 
 any_plans: st.SearchStrategy[Planned] = any_of(Planned)

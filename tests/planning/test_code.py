@@ -18,6 +18,7 @@ from hypothesis import given
 from oomph.errors import UsageError
 from oomph.planning.export.code import as_code
 from oomph.planning.planned import Planned
+from oomph.records.contradictions import contradiction_in
 from oomph.records.workload import OPTIMIZERS, Precision, Sharding
 from oomph.training.blocks import find_blocks
 from planning.plans import any_plans, plan_of, whatever_it_takes
@@ -184,8 +185,10 @@ def _own_matmul_precision() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_own_matmul_precision")
-@pytest.mark.parametrize("on_host", [False, True])
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32"])
+@pytest.mark.parametrize(
+    ("precision", "on_host"),
+    [("fp16", False), ("bf16", False), ("bf16", True), ("tf32", False), ("tf32", True)],
+)
 def test_mixed_precision_trains_nearly_the_same(precision: str, on_host: bool) -> None:
     names = module_of(
         plan_of(micro_batch=4, accumulation=3, precision=precision, offload_optimizer=on_host)
@@ -237,7 +240,9 @@ def many_settings() -> list[dict[str, Any]]:
 
 def test_no_name_is_unknown_or_unused_and_the_text_is_formatted(tmp_path: Path) -> None:
     for number, settings in enumerate(many_settings()):
-        (tmp_path / f"exported{number}.py").write_text(plan_of(**settings).to_code())
+        plan = plan_of(**settings)
+        if contradiction_in(plan.variant, clips_gradients=False) is None:
+            (tmp_path / f"exported{number}.py").write_text(plan.to_code())
     ruff = [sys.executable, "-m", "ruff"]
     for command in (["check", "--select=E9,F,W"], ["format", "--check", "--line-length=100"]):
         done = subprocess.run(
@@ -276,13 +281,19 @@ def test_a_name_cannot_leave_the_docstring() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Net", "nested"])
-def test_it_finds_the_blocks_that_oomph_finds(kind: str) -> None:
+def test_it_has_the_blocks_that_oomph_finds(kind: str) -> None:
     model: torch.nn.Module = make_model()
     if kind == "nested":
         layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
         encoder = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
         model = torch.nn.Sequential(encoder, torch.nn.Sequential(make_model(), make_model()))
-    found = module_of(plan_of(checkpointing="blocks"))["blocks_of"](model)
+    from dataclasses import replace
+
+    from oomph.training.blocks import named_blocks
+
+    names = tuple(name for name, _ in named_blocks(model))
+    plan = replace(plan_of(checkpointing="blocks"), block_names=names)
+    found = module_of(plan)["blocks_of"](model)
     assert [id(block) for block in found] == [id(block) for block in find_blocks(model)]
 
 
@@ -311,6 +322,7 @@ weights = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.pa
 if rank == 0:
     with open(sys.argv[1], "w") as file:
         json.dump([w.detach().flatten().tolist() for w in weights], file)
+dist.barrier()  # gloo's threads must not outlive the other process
 dist.destroy_process_group()
 """
 

@@ -24,6 +24,7 @@ def as_answer(plans: Plans) -> dict[str, Any]:
         "shortfall": to_jsonable(plans.shortfall),
         "caveats": list(plans.caveats),
         "num_candidates": plans.num_candidates,
+        "largest_micro_batch": plans.largest_micro_batch,
     }
 
 

@@ -30,6 +30,7 @@ class Facts:
     prefer: Preference
     batch_norm_names: tuple[str, ...]
     has_dropout: bool
+    block_names: tuple[str, ...]
     batch_size: int
     rate_advice: Callable[[float], str]  # for a batch that is so many times the given one
 
@@ -51,6 +52,7 @@ def plan_of(
         relative_time=None if seconds is None else seconds / ratio / facts.fastest_s,
         recommended=False,
         why="",
+        block_names=facts.block_names,
     )
 
 

@@ -80,9 +80,7 @@ LEVERS: tuple[Lever, ...] = (
         stability="same",
         is_on=lambda variant: variant.accumulation > 1,
         what=lambda v: f"{v.micro_batch} examples at a time, {v.accumulation} times a step",
-        code=lambda v: (
-            f"(loss / {v.accumulation}).backward(), {v.accumulation} times before each step()"
-        ),
+        code=lambda v: f"(loss / {v.accumulation}).backward() {v.accumulation} times, then step()",
         caveat="weight micro-batches by what the loss averages over (examples or tokens)",
     ),
     Lever(

@@ -15,7 +15,7 @@ _MOST_DIGITS = 4
 
 def check_checkpointing(text: str) -> str:
     """The text itself, if it is a way of checkpointing. Raises UsageError."""
-    if text in ("none", "blocks", "selective") or _every(text) or _listed(text):
+    if text in ("none", "blocks", "selective") or _every(text) or listed_blocks(text):
         return text
     raise UsageError(
         f"{text!r:.80} is no way of checkpointing",
@@ -29,7 +29,7 @@ def recomputed_blocks(text: str, num_blocks: int) -> list[int]:
     """The numbers of the blocks that are recomputed, in whole or selectively."""
     if check_checkpointing(text) == "none":
         return []
-    listed = _listed(text)
+    listed = listed_blocks(text)
     if listed and max(listed) >= num_blocks:
         raise UsageError(
             f"there is no block {max(listed)} to recompute",
@@ -67,7 +67,8 @@ def _every(text: str) -> int | None:
     return int(number) or None if is_number else None
 
 
-def _listed(text: str) -> list[int] | None:
+def listed_blocks(text: str) -> list[int] | None:
+    """The numbers of "blocks:LIST"; None for every other text."""
     if not text.startswith("blocks:"):
         return None
     found: set[int] = set()

@@ -42,6 +42,7 @@ class Plan:
     relative_time: float | None  # to the fastest way on a GPU of infinite memory
     recommended: bool
     why: str  # a sentence
+    block_names: tuple[str, ...] = ()  # of the model: what checkpointing counts, in its order
 
     @property
     def micro_batch(self) -> int:
@@ -120,6 +121,7 @@ class Plans:
     shortfall: Shortfall | None  # where nothing fits
     caveats: tuple[str, ...]  # the mission's, answered with this model's numbers
     num_candidates: int  # ways that were compared
+    largest_micro_batch: int | None = None  # as given, where that fits: how far it could grow
 
     @property
     def best(self) -> Plan | None:

@@ -47,9 +47,19 @@ def _print_as_is(console: Console, plans: Plans) -> None:
     print_prose(
         console,
         f"{plans.workload} {said} on {plans.gpu}: a batch of {plans.batch_size} at once needs"
-        f" {needs}",
+        f" {needs}{_room(plans)}",
         style,
     )
+
+
+def _room(plans: Plans) -> str:
+    """What is left where it fits as it is."""
+    if plans.fits_as_is != "yes":
+        return ""
+    left = format_bytes(max(plans.capacity_bytes - plans.as_is.high_bytes, 0))
+    grow = plans.largest_micro_batch
+    more = f"; micro-batches of up to about {grow} would fit" if grow else ""
+    return f", {left} free at the worst{more}"
 
 
 def _print_best(console: Console, best: Plan) -> None:

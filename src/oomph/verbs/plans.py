@@ -340,7 +340,7 @@ class _Search:
         predicted = []
         for number, variant in enumerate(found.shown):
             prediction, trace = self._predicted(variant, is_exact=number == 0)
-            if number == 0 and prediction.fits == "no":  # what was put together was wrong
+            if number == 0 and not self._is_confirmed(prediction, found):
                 self.refuted.add(variant)
                 return self._drawn(*self._found(choices.least_micro_batch))
             if prediction.fits != "no":
@@ -351,6 +351,28 @@ class _Search:
             timelines=tuple(timeline_of(trace) for _, _, trace in predicted),
             code=tuple(Planned.of(plan).to_code() for plan in plans),
         )
+
+    def _is_confirmed(self, prediction: Prediction, found: Found) -> bool:
+        """Whether a rehearsal of the best itself says what its parts had said."""
+        return prediction.fits == "yes" or (prediction.fits == "uncertain" and not found.is_certain)
+
+    def _largest_as_is(self) -> int | None:
+        """The largest micro-batch that fits as the workload was given."""
+        from oomph.records.workload import Variant
+
+        if self.as_is.fits != "yes":
+            return None
+        fits = self._as_given().micro_batch
+        if not self.ways.knows(Variant(micro_batch=fits)):
+            return None
+        beyond = 2 * fits
+        while self._check(Variant(micro_batch=beyond)).fits == "yes":
+            fits, beyond = beyond, 2 * beyond
+        while beyond - fits > max(fits // 16, 1):
+            middle = (fits + beyond) // 2
+            is_small_enough = self._check(Variant(micro_batch=middle)).fits == "yes"
+            fits, beyond = (middle, beyond) if is_small_enough else (fits, middle)
+        return fits
 
     def _plans(
         self, choices: Choices, found: Found, kept: Sequence[tuple[Variant, Prediction]]
@@ -368,6 +390,7 @@ class _Search:
             prefer=self.asked.prefer,
             batch_norm_names=possible.batch_norm_names,
             has_dropout=possible.has_dropout,
+            block_names=possible.block_names,
             batch_size=choices.batch_size,
             rate_advice=lambda ratio: new_rate(possible.optimizer_class, ratio).advice,
         )
@@ -385,6 +408,7 @@ class _Search:
             rejected=(*choices.rejected, *self._not_compared()),
             shortfall=None if plans else self._shortfall(found),
             caveats=answers.caveats(plans[0] if plans else None, facts, self.ways.seconds),
+            largest_micro_batch=self._largest_as_is(),
             num_candidates=found.num_candidates,
         )
 

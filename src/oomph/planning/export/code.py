@@ -6,6 +6,8 @@ oomph, and says so.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from textwrap import fill
 
 from oomph.errors import UsageError
@@ -26,8 +28,10 @@ def as_code(plan: Plan) -> str:
     """The text of a Python file with train(), prepare() and train_step()."""
     how = plan.variant
     _check(how)
-    text = "\n\n\n".join(functions_of(how))
-    return f"{_docstring(plan)}\n\n{_imports(how)}\n\n{_constants(how)}\n\n\n{text}\n"
+    names = plan.block_names if _needs_blocks(how) else ()
+    text = "\n\n\n".join(functions_of(how, has_names=bool(names)))
+    constants = _constants(how, names)
+    return f"{_docstring(plan)}\n\n{_imports(how, names)}\n\n{constants}\n\n\n{text}\n"
 
 
 def _check(how: Variant) -> None:
@@ -73,15 +77,22 @@ def _docstring(plan: Plan) -> str:
     return '"""' + "\n\n".join(fill(text, 98) for text in sentences) + '\n"""'
 
 
+def _quoted(name: str) -> str:
+    """A name as Python writes it, with double quotes."""
+    return json.dumps(name)
+
+
 def _tame(name: str) -> str:
     """A name that cannot end the docstring that it stands in."""
     return "".join(c if c.isprintable() and c not in '\\"' else "?" for c in name)[:80]
 
 
-def _imports(how: Variant) -> str:
+def _imports(how: Variant, block_names: Sequence[str]) -> str:
     standard = ["import contextlib"] if is_ddp(how) else []
     standard += ["import os"]
-    standard += ["from collections import Counter"] if _needs_blocks(how) else []
+    standard += (
+        ["from collections import Counter"] if _needs_blocks(how) and not block_names else []
+    )
     standard += ["from collections.abc import Mapping"]
     lines = [*standard, ""]
     if how.expandable_segments:
@@ -123,7 +134,7 @@ def _checkpoint_names(how: Variant) -> str:
     return "(\n" + "".join(f"    {name},\n" for name in names) + ")"
 
 
-def _constants(how: Variant) -> str:
+def _constants(how: Variant, block_names: Sequence[str]) -> str:
     lines = [
         f"MICRO_BATCH = {how.micro_batch}  # examples at a time",
         f"ACCUMULATE = {how.accumulation}  # times, before each step of the optimizer",
@@ -142,4 +153,6 @@ def _constants(how: Variant) -> str:
             'torch.set_float32_matmul_precision("high")  # matrix products in TF32',
             "torch.backends.cudnn.allow_tf32 = True",
         ]
+    if block_names:  # repr: a name of a module cannot become code
+        lines += ["BLOCKS = [", *(f"    {_quoted(name)}," for name in block_names), "]"]
     return "\n".join(lines)

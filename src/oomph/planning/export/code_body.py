@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oomph.planning.export import code_parts as parts
+from oomph.records.checkpointing import listed_blocks
 from oomph.records.workload import Variant
 
 _DTYPES = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
@@ -26,14 +27,17 @@ OTHERS = {
 }
 
 
-def functions_of(how: Variant) -> list[str]:
-    """Every function that the loop needs, and no other, in the order of the file."""
+def functions_of(how: Variant, *, has_names: bool) -> list[str]:
+    """Every function that the loop needs, and no other, in the order of the file.
+
+    `has_names`: the names of the model's blocks are known; else they are looked for.
+    """
     is_recomputed = how.checkpointing != "none"
     functions = {
         parts.BATCHES: True,
         parts.KEPT_ON_HOST: how.offload_activations,
         parts.START: how.num_gpus > 1,
-        parts.BLOCKS: is_recomputed or is_sharded(how),
+        parts.NAMED_BLOCKS if has_names else parts.BLOCKS: is_recomputed or is_sharded(how),
         parts.SELECTIVE: how.checkpointing == "selective",
         _recompute(how): is_recomputed,
         parts.SAME_START: is_sharded(how),
@@ -137,8 +141,9 @@ _EMBEDDINGS = [
 def _recomputed_blocks(checkpointing: str) -> list[str]:
     if checkpointing == "none":
         return []
-    if checkpointing.startswith("blocks:"):
-        numbers = ", ".join(checkpointing.removeprefix("blocks:").split(","))
+    listed = listed_blocks(checkpointing)
+    if listed is not None:
+        numbers = ", ".join(map(str, listed))
         chosen = ["blocks = blocks_of(model)", f"for number in [{numbers}]:"]
         return [*chosen, "    recompute(blocks[number])"]
     is_every = checkpointing.startswith("every-")

@@ -57,6 +57,12 @@ def blocks_of(model):
     return max(stacks, key=lambda stack: sum(p.numel() for m in stack for p in m.parameters()))
 '''
 
+NAMED_BLOCKS = '''
+def blocks_of(model):
+    """The blocks that the plan was made with."""
+    return [model.get_submodule(name) for name in BLOCKS]
+'''
+
 CHECKPOINT = '''
 def recompute(block):
     """Keeps nothing of the block's forward: backward runs it again. Names stay as they are."""
