@@ -358,6 +358,12 @@ def test_a_failed_growth_leaves_what_it_mapped_as_free_memory() -> None:
     assert allocator.malloc(95 * MIB) == first
 
 
+def test_a_gpu_of_which_nothing_is_left_runs_out_with_segments_that_grow_too() -> None:
+    for conf in ("", "expandable_segments:True"):
+        with pytest.raises(OutOfMemory):
+            on_gpu(0, conf).malloc(100)
+
+
 # ---- many at once --------------------------------------------------------------------------------
 
 

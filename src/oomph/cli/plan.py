@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from oomph.records.plan import Plans
 
+_MOST_DIGITS = 9  # of a number of examples or GPUs
+
 DESCRIPTION = """\
 Find every way to train a model that fits on a GPU: micro-batch, precision,
 checkpointing, optimizer, offload, several GPUs. The batch stays what it is, and
@@ -129,9 +131,10 @@ def _width() -> int:
     import os
 
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns - 1
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
     except OSError:
-        return 79
+        columns = 0
+    return (columns or 80) - 1  # a terminal that nobody has given a size has 0
 
 
 def _names(lists: list[str]) -> frozenset[str]:
@@ -139,9 +142,9 @@ def _names(lists: list[str]) -> frozenset[str]:
 
 
 def _number(text: str) -> int:
-    if not text.isdecimal() or not int(text[:9]) > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return int(text[:9])
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is not a number above 0 that makes sense")
+    return int(text)
 
 
 def _share(text: str) -> float:

@@ -213,7 +213,11 @@ def shortfall(
     smallest: Prediction, gpus: Sequence[tuple[str, int]], num_gpus: int | None
 ) -> Shortfall:
     """By how much the smallest way does not fit, and what would do. `gpus`: names and bytes."""
-    category, largest = max(smallest.by_category.items(), key=lambda item: item[1])
+    # Beside torch's allocator: the CUDA context, with the kernels that are loaded.
+    outside = {"the CUDA context": smallest.device_bytes - smallest.reserved_bytes}
+    held = {str(category): size for category, size in smallest.by_category.items()}
+    parts = {**held, **outside}
+    category, largest = max(parts.items(), key=lambda item: item[1])
     enough = sorted(
         (size_bytes, name) for name, size_bytes in gpus if size_bytes >= smallest.high_bytes
     )

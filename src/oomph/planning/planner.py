@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from oomph.errors import UsageError
 from oomph.planning.choices import Choices, variants
 from oomph.planning.search import (
     STABILITIES,
@@ -58,13 +59,22 @@ def search(
     most: int = 6,
     every: Iterable[Variant] | None = None,
 ) -> Found:
-    """Look at every combination, or at those that are given; show at most so many."""
+    """Look at every combination, or at those that are given; show at most so many.
+
+    Raises UsageError if none of them could be rehearsed.
+    """
     changing = _changed_by_part_of_the_batch(choices)
     candidates = [
         _candidate(variant, known, changing, choices.batch_size)
         for variant in (variants(choices) if every is None else every)
         if known.is_known(variant)
     ]
+    if not candidates:
+        raise UsageError(
+            "no way to train can be compared with another",
+            because="the model's allocations are no line in the micro-batch",
+            attempt="oomph predict with a --micro-batch, for one way at a time",
+        )
     checks: dict[int, Checked] = {}
 
     def check(candidate: Candidate) -> Checked:

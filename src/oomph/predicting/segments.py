@@ -173,7 +173,7 @@ def _has_room(block: Block | None, size: int) -> bool:
 def _reserve(pool: Pool, device: Device) -> Block:
     # Address space costs nothing: 9/8 of the GPU, so that there is some left when pages in
     # the middle have been unmapped.
-    size = -(-(device.total_bytes * 9 // 8) // pool.page) * pool.page
+    size = max(-(-(device.total_bytes * 9 // 8) // pool.page), 1) * pool.page
     reservation = Reservation(device.reserve(size), size, pool.page)
     block = Block(pool, reservation.address, size, reservation)
     block.is_mapped = False

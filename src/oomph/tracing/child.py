@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -34,6 +35,9 @@ def in_a_child(work: Callable[[], T]) -> T:
     try:
         with os.fdopen(reading, "rb") as pipe:
             answer = pipe.read()
+    except BaseException:  # nobody waits for the answer any more, as after Ctrl-C
+        os.kill(child, signal.SIGKILL)
+        raise
     finally:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if not answer:

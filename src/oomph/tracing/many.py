@@ -36,9 +36,7 @@ class Rehearser:
     ) -> None:
         self.workload, self.files, self._doubt = workload, files, doubt
         self._capability, self._apply = capability, apply
-        self._first: tuple[Variant, Trace] | None = (
-            None
-        )
+        self._first: tuple[Variant, Trace] | None = None
 
     def look(self, inspect: Callable[[Any, Any], Possible]) -> Possible:
         """What can be put on the model and its optimizer."""

@@ -240,7 +240,9 @@ class _Search:
 
         return (
             variant.num_gpus == best.num_gpus
+            and variant == _usual(variant)
             and not variant.expandable_segments
+            and self.ways.knows(variant)
             and self.ways.knows(replace(variant, checkpointing="blocks"))
         )
 
@@ -405,26 +407,28 @@ class _Search:
             fits_as_is=self.as_is.fits,
             as_is=self.as_is,
             plans=plans,
-            rejected=(*choices.rejected, *self._not_compared()),
+            rejected=(*choices.rejected, *self._not_compared(found)),
             shortfall=None if plans else self._shortfall(found),
             caveats=answers.caveats(plans[0] if plans else None, facts, self.ways.seconds),
             largest_micro_batch=self._largest_as_is(),
             num_candidates=found.num_candidates,
         )
 
-    def _not_compared(self) -> list[Rejected]:
+    def _not_compared(self, found: Found) -> list[Rejected]:
         from oomph.records.plan import Rejected
 
-        found = []
+        skipped = []
         if self.num_skipped:
-            found.append(
+            skipped.append(
                 Rejected(
                     what=f"{self.num_skipped} ways with offload or the optimizer in backward",
                     why="they only save memory, and without them something as fast fits:"
-                    " --prefer memory",
+                    " --prefer memory"
+                    if found.is_certain
+                    else "what they save would not be enough",
                 )
             )
-        return found + [
+        return skipped + [
             Rejected(
                 what=", ".join(str(part) for part in family if part),
                 why="its allocations are no line in the micro-batch: ask oomph predict",

@@ -122,12 +122,15 @@ def _without(usable: Interval, taken_bytes: int) -> Interval:
 
 def find_target(gpu: str | None, gpu_memory: int | str | None) -> Target:
     """The GPU that was asked for. Raises UsageError."""
+    from oomph.errors import UsageError
     from oomph.units import parse_bytes
     from oomph.verbs.readings import find_gpu
 
     if gpu is None and gpu_memory is None:
         return _gpu_here()
     memory_bytes = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
+    if memory_bytes is not None and memory_bytes < 1:
+        raise UsageError(f"a GPU of {gpu_memory} has no memory", attempt="--gpu-memory 12GiB")
     found = None if gpu is None else find_gpu(gpu)
     return Target(
         name=gpu or f"a GPU of {gpu_memory}",

@@ -1,0 +1,347 @@
+"""`oomph plan`, as typed: plans that fit, what would do if none does, and one clear error."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planning.test_answer_json import PROMISED, PROMISED_OF_A_PLAN
+
+import oomph
+from oomph import verbs
+from oomph.cli import main
+from oomph.planning.tricks import NAMES
+
+# 8.4 MB of weights, and 2.5 MiB of activations an example in each block.
+TRAIN = """
+import torch, oomph
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+workload = oomph.Workload(
+    model=lambda: torch.nn.Sequential(Block(), Block()),
+    batch=lambda n: torch.zeros(n, 512, 256),
+    loss=lambda model, batch: model(batch).square().mean(),
+    optimizer=lambda parameters: torch.optim.AdamW(parameters),
+    batch_size=64,
+)
+"""
+ROOMY = ("--gpu", "v100-16gb")  # 64 examples at once take 1.2 GiB
+TIGHT = (*ROOMY, "--gpu-memory", "900MiB")
+HOPELESS = (*ROOMY, "--gpu-memory", "200MiB")  # the CUDA context takes more
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("planned") / "train.py"
+    path.write_text(TRAIN)
+    return f"{path}:workload"
+
+
+@pytest.fixture
+def told(train: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    """What is printed for these flags, with the exit code that is expected."""
+
+    def ask(*flags: str, code: int = 0) -> str:
+        assert main(["plan", train, *flags]) == code, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return ask
+
+
+def answer(told: Any, *flags: str, code: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(told(*flags, "--json", code=code))
+    return found
+
+
+# ---- what it says ------------------------------------------------------------------------------
+
+
+def test_what_fits_as_it_is_says_so_first_with_the_room_that_is_left(told: Any) -> None:
+    first, second, *_ = told(*ROOMY).splitlines()
+    assert "train.py:workload fits as it is on v100-16gb: a batch of 64 at once" in first
+    assert "1.2 GiB of 15.8 GiB" in first
+    assert "GiB free at the worst" in first
+    assert second.startswith("recommended: micro-batch 64 x 1")
+
+
+def test_what_does_not_fit_is_given_a_plan_that_does(told: Any) -> None:
+    said = told(*TIGHT)
+    assert said.splitlines()[0].endswith("a batch of 64 at once needs 1.2 GiB of 900.0 MiB")
+    assert "does not fit as it is" in said
+    assert "recommended: micro-batch 32 x 2" in said
+    assert "accumulation costs" in said
+    assert "ways to train were compared" in said
+
+
+def test_the_answer_in_json_has_the_promised_fields_and_keeps_the_batch(told: Any) -> None:
+    found = answer(told, *TIGHT)
+    assert found.keys() >= PROMISED
+    assert found["fits_as_is"] == "no"
+    assert [plan["recommended"] for plan in found["plans"]] == [
+        True,
+        *[False] * (len(found["plans"]) - 1),
+    ]
+    assert len(found["plans"]) > 1
+    for plan in found["plans"]:
+        assert plan.keys() >= PROMISED_OF_A_PLAN
+        assert plan["micro_batch"] * plan["accumulate"] * plan["gpus"] == 64
+        assert plan["stability"] != "changes"
+        assert plan["fits"] == "yes"
+        assert plan["low_bytes"] <= plan["device_bytes"] <= plan["high_bytes"] <= 900 << 20
+        assert plan["relative_time"] >= 1
+        assert plan["why"]
+    assert {one["what"] for one in found["rejected"]} >= {"lora", "tf32", "ddp", "sdpa"}
+
+
+def test_where_nothing_fits_it_says_by_how_much_and_what_would_do(told: Any) -> None:
+    said = told(*HOPELESS, code=1)
+    assert "nothing that is allowed fits" in said
+    assert "the smallest way lacks" in said
+    assert "its largest part is the CUDA context" in said
+    assert "it would fit on " in said
+    assert "something as fast fits" not in said
+    found = answer(told, *HOPELESS, code=1)
+    assert found["plans"] == []
+    assert 0 < found["shortfall"]["missing_bytes"] < 400 << 20
+    assert found["shortfall"]["smallest_gpu"] in {model.name for model in verbs.catalog()}
+
+
+def test_all_tricks_forbidden_is_the_workload_as_it_is_or_nothing(told: Any) -> None:
+    nothing = ("--forbid", ",".join(NAMES))
+    found = answer(told, *ROOMY, *nothing)
+    assert [plan["tricks"] for plan in found["plans"]] == [[]]
+    assert "it fits as it is" in found["plans"][0]["why"]
+    assert answer(told, *TIGHT, *nothing, code=1)["plans"] == []
+
+
+def test_a_narrow_terminal_cuts_no_line_in_two(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = told(*TIGHT).splitlines()
+    assert any(line.startswith("->") for line in lines)
+    long = [line for line in lines if len(line) > 40 and " " in line.strip()]
+    assert long == []
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+def test_the_recommended_plan_is_written_and_loads_again(told: Any, tmp_path: Path) -> None:
+    found = answer(told, *TIGHT, "-o", str(tmp_path / "plan.json"))
+    plan = oomph.load_plan(tmp_path / "plan.json")
+    assert plan.recommended
+    assert plan.micro_batch == found["plans"][0]["micro_batch"]
+    assert plan.prediction.device_bytes == found["plans"][0]["device_bytes"]
+    assert plan.to_hf()["per_device_train_batch_size"] == plan.micro_batch
+
+
+def test_the_page_holds_the_plans(told: Any, tmp_path: Path) -> None:
+    told(*TIGHT, "--html", str(tmp_path / "plan.html"))
+    page = (tmp_path / "plan.html").read_text()
+    assert page.lstrip().lower().startswith("<!doctype html>")
+    assert "micro_batch" in page
+
+
+def test_nothing_is_written_where_nothing_fits(told: Any, tmp_path: Path) -> None:
+    told(*HOPELESS, "-o", str(tmp_path / "plan.json"), code=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- wrong questions ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--allow", "magic"], "'magic': there is no such trick"),
+        (["--forbid", "fp16,magic"], "'magic': there is no such trick"),
+        (["--allow", "lora", "--forbid", "lora"], "lora is both allowed and forbidden"),
+        (["--target-memory", "0"], "'0' is not a share"),
+        (["--target-memory", "150%"], "'150%' is not a share"),
+        (["--target-memory", "nan"], "'nan' is not a share"),
+        (["--max-gpus", "0"], "'0' is not a number above 0"),
+        (["--max-gpus", "2000"], "plans for 2000 GPUs cannot be made"),
+        (["--batch-size", "0"], "'0' is not a number above 0"),
+        (["--batch-size", "-4"], "'-4' is not a number above 0"),
+        (["--batch-size", "10000000000"], "'10000000000' is not a number"),
+        (["--gpu-memory", "0"], "has no memory"),
+        (["--gpu-memory", "12 apples"], "is not a size"),
+        (["--prefer", "luck"], "luck"),
+    ],
+)
+def test_a_wrong_question_is_one_clear_error_and_writes_nothing(
+    train: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    flags: list[str],
+    said: str,
+) -> None:
+    files = ["-o", str(tmp_path / "plan.json"), "--html", str(tmp_path / "plan.html")]
+    assert main(["plan", train, *ROOMY, *files, *flags]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert said in told.err
+    assert told.err.startswith("oomph: ")
+    assert told.err.count("oomph: ") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpu_must_be_named_where_there_is_none(
+    train: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", train]) == 2
+    assert "no GPU is named" in capsys.readouterr().err
+
+
+def test_a_model_that_is_no_line_in_the_micro_batch_is_one_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        TRAIN.replace("model(batch).square().mean()", "uneven(model(batch))")
+        + "\ndef uneven(x):\n    return (x if len(x) % 2 else x * 2).square().mean()\n"
+    )
+    code = main(["plan", f"{path}:workload", *ROOMY])
+    told = capsys.readouterr()
+    assert "Traceback" not in told.err
+    assert code == 2
+    assert "no line in the micro-batch" in told.err
+
+
+# ---- asked again -------------------------------------------------------------------------------
+
+
+def test_asked_twice_it_answers_the_same_without_importing_torch(train: str, told: Any) -> None:
+    asks = (
+        "import sys; from oomph.cli import main\n"
+        f"code = main(['plan', {train!r}, *{TIGHT!r}, '--json'])\n"
+        "print('torch' in sys.modules, code, file=sys.stderr)"
+    )
+    first = told(*TIGHT, "--json")
+    done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == ["False", "0"]
+    assert json.loads(done.stdout) == json.loads(first)
+
+
+def test_what_was_asked_before_does_not_change_the_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def last_answer(name: str, *questions: tuple[str, ...]) -> Any:
+        """To the last of the questions, about a file that nothing is known of."""
+        path = tmp_path / name
+        path.write_text(TRAIN)
+        for flags in questions:
+            asked = ["plan", f"{path}:workload", *TIGHT, "--batch-size", "8", "--json", *flags]
+            assert main(asked) == 0
+            found = json.loads(capsys.readouterr().out)
+        assert found.pop("workload") == f"{path}:workload"
+        return found
+
+    usual, memory = (), ("--prefer", "memory")
+    assert last_answer("one.py", memory, usual) == last_answer("other.py", usual)
+
+
+def test_a_changed_file_is_rehearsed_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.py"
+
+    def as_is_bytes() -> int:
+        forbidden = ",".join(NAMES)
+        asked = ["plan", f"{path}:workload", *ROOMY, "--json", "--forbid", forbidden]
+        assert main(asked) == 0
+        found: int = json.loads(capsys.readouterr().out)["as_is"]["device_bytes"]
+        return found
+
+    path.write_text(TRAIN)
+    before = as_is_bytes()
+    path.write_text(TRAIN.replace("Block(), Block()", "Block(), Block(), Block()"))
+    assert as_is_bytes() > before + (64 << 20)
+
+
+# ---- while it works ----------------------------------------------------------------------------
+
+
+def test_progress_is_shown_on_a_terminal_and_nowhere_else(train: str) -> None:
+    question = [sys.executable, "-m", "oomph", "plan", train, *TIGHT]
+    piped = subprocess.run(question, capture_output=True, text=True, check=True)
+    assert piped.stderr == ""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(question, stdout=subprocess.PIPE, stderr=theirs) as running:
+        os.close(theirs)
+        shown = _read_all(ours)
+        assert running.stdout is not None
+        printed = running.stdout.read().decode()
+    assert b"\r\x1b[Kcomparing" in shown
+    assert shown.endswith(b"\r\x1b[K")  # and nothing of it stays
+    assert printed == piped.stdout
+
+
+def _read_all(terminal: int) -> bytes:
+    found = b""
+    while True:
+        try:
+            read = os.read(terminal, 4096)
+        except OSError:  # its other end is closed
+            break
+        if not read:
+            break
+        found += read
+    os.close(terminal)
+    return found
+
+
+SLOW = """
+import pathlib, time
+
+def slow(n):
+    pathlib.Path(__file__).with_name("rehearsing").touch()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("whom", ["the group", "the one that was started"])
+def test_interrupted_it_leaves_neither_a_process_nor_a_file(tmp_path: Path, whom: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SLOW + TRAIN.replace("batch=lambda n: torch.zeros(n, 512, 256)", "batch=slow"))
+    question = [sys.executable, "-m", "oomph", "plan", f"{path}:workload", *ROOMY]
+    question += ["-o", str(tmp_path / "plan.json"), "--html", str(tmp_path / "plan.html")]
+    with subprocess.Popen(
+        question,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+    ) as running:
+        while not (tmp_path / "rehearsing").exists():
+            assert running.poll() is None
+        if whom == "the group":  # as a terminal does it
+            os.killpg(running.pid, signal.SIGINT)
+        else:
+            running.send_signal(signal.SIGINT)
+        printed, complained = running.communicate()
+    assert running.returncode == 130
+    assert printed == b""
+    assert complained == b""
+    with pytest.raises(ProcessLookupError):
+        os.killpg(running.pid, 0)  # nobody of its group is left
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    # That this torch has passed the self test is kept, and whole.
+    assert {path.name for path in files if not path.name.startswith("self-test-")} == {
+        "train.py",
+        "rehearsing",
+    }
+    assert all(json.loads(path.read_text()) for path in files if path.suffix == ".json")

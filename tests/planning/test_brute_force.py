@@ -1,0 +1,139 @@
+"""On small models and any budget, the best plan is the one that trying everything finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oomph.planning.choices import Choices, Question, choices_for, variants
+from oomph.planning.planner import Known, search, stability_of
+from oomph.planning.search import NEAR_RATIO, STABILITIES, Checked
+from oomph.planning.tricks import NAMES, levers_of
+from oomph.predicting.ways import Ways
+from oomph.records.plan import Preference
+from oomph.records.workload import Variant
+from planning.plans import whatever_it_takes
+from planning.recorded import CAPABILITY, MODELS, all_ways, checkpointings
+from planning.test_choices import BERT
+
+BATCH_SIZE = 4096  # of models so small that less of it is lost in a segment of 2 MiB
+TIGHT_RATIO = 0.03  # above so much of the budget a replay says "uncertain"
+# What was not rehearsed is left out.
+FORBIDDEN = frozenset(NAMES) - {
+    "accumulation",
+    "bf16",
+    "checkpointing",
+    "fused-optimizer",
+    "for-loop-optimizer",
+    "expandable-segments",
+}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One combination, replayed."""
+
+    variant: Variant
+    step_s: float
+    reserved_bytes: int
+
+    @property
+    def mildness(self) -> tuple[int, int]:
+        levers = levers_of(self.variant)
+        return STABILITIES.index(stability_of(levers)), len(levers)
+
+
+@pytest.fixture(scope="module")
+def tried() -> dict[str, list[Tried]]:
+    """Every combination for each model, by an allocator that is asked anew each time."""
+    return {name: _tried(name, ways) for name, ways in all_ways().items()}
+
+
+def _choices(model: str) -> Choices:
+    question = Question(
+        batch_size=BATCH_SIZE,
+        capability=CAPABILITY,
+        possible=BERT,
+        clips_gradients=False,
+        forbid=FORBIDDEN,
+    )
+    found = choices_for(question, checkpointings(model)[1:])
+    return replace(found, least_micro_batch=2)
+
+
+def _tried(model: str, ways: Ways) -> list[Tried]:
+    found = []
+    for variant in variants(_choices(model)):
+        seconds = ways.seconds(variant)
+        assert seconds is not None
+        reserved = ways.replayed(variant, None).peak_reserved_bytes
+        found.append(Tried(variant, seconds, reserved))
+    return found
+
+
+def _best(every: list[Tried], budget: int, prefer: Preference) -> Tried | None:
+    """Certain ones before uncertain ones; then as the preference says."""
+    for limit in (budget - int(budget * TIGHT_RATIO), budget):
+        fitting = [one for one in every if one.reserved_bytes <= limit]
+        if not fitting:
+            continue
+        if prefer == "memory":
+            return min(fitting, key=lambda one: (one.reserved_bytes, one.step_s, *one.mildness))
+        fastest = min(one.step_s for one in fitting)
+        if prefer == "resources":
+            return min(
+                (one for one in fitting if one.step_s == fastest), key=lambda one: one.mildness
+            )
+        near = [one for one in fitting if one.step_s <= fastest * (1 + NEAR_RATIO)]
+        return min(near, key=lambda one: (*one.mildness, one.step_s))
+    return None
+
+
+@whatever_it_takes
+@given(
+    model=st.sampled_from(MODELS),
+    share=st.floats(0.0, 1.1),
+    prefer=st.sampled_from(["balance", "time", "memory", "resources"]),
+)
+def test_the_best_plan_is_the_best_of_all(
+    tried: dict[str, list[Tried]], model: str, share: float, prefer: Preference
+) -> None:
+    ways, every = all_ways()[model], tried[model]
+    sizes = [one.reserved_bytes for one in every]
+    # From a little below the smallest to a little above the largest.
+    budget = int(min(sizes) * 0.95 + share * (max(sizes) - min(sizes) * 0.95))
+    by_variant = {one.variant: one.reserved_bytes for one in every}
+
+    def check(variant: Variant) -> Checked:
+        size = by_variant[variant]
+        sure = budget - int(budget * TIGHT_RATIO)
+        fits = "yes" if size <= sure else "uncertain" if size <= budget else "no"
+        return Checked(device_bytes=size, fits=fits)  # type: ignore[arg-type] # one of them
+
+    known = Known(
+        is_known=ways.knows, least_bytes=ways.least_bytes, seconds=ways.seconds, check=check
+    )
+    found = search(_choices(model), known, budget, prefer)
+    assert found.num_candidates == len(every)
+    expected = _best(every, budget, prefer)
+    if expected is None:
+        assert found.best is None
+        assert found.shown == ()
+        return
+    assert found.best is not None
+    chosen = next(one for one in every if one.variant == found.best)
+    assert (chosen.step_s, *chosen.mildness) == (expected.step_s, *expected.mildness)
+    if prefer == "memory":
+        assert chosen.reserved_bytes == expected.reserved_bytes
+    assert found.shown[0] == found.best
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_there_is_something_to_choose_from(tried: dict[str, list[Tried]], model: str) -> None:
+    every = tried[model]
+    assert len(every) >= 12 * 2 * 3 * 2 * len(checkpointings(model))
+    assert max(one.reserved_bytes for one in every) > min(one.reserved_bytes for one in every)
+    assert len({one.step_s for one in every}) > len(every) // 4
