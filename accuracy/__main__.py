@@ -236,11 +236,12 @@ def main() -> None:
     for title, source, rows in groups:
         print(f"### {title}\n\n{source.metric}; {source.gpu}; {source.reference}\n")
         print("\n".join(table(rows)) + "\n")
-    lines = "\n".join([*summary(groups), *llm.report(options.only)])
-    print(lines)
+    found = [*summary(groups), *llm.report(options.only)]
     if options.only in timm_benchmark.TIMM.name:
-        print(f"\n### {timm_benchmark.TIMM.name}, verdicts\n")
-        print("\n".join(timm_benchmark.told()))
+        found += ["", f"{timm_benchmark.TIMM.name}, {timm_benchmark.TIMM.metric}:", ""]
+        found += timm_benchmark.told()
+    lines = "\n".join(found)
+    print(lines)
     if options.readme:
         _write(lines)
 

@@ -14,7 +14,7 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from accuracy.llm_rows import LLM_ROWS
@@ -110,7 +110,10 @@ def _predict(row: LlmRow) -> tuple[Prediction | None, float | None]:
         return None, step_s
     inside = context(model, row.source.torch_version) if row.source.kind == "device" else _NOTHING
     card = Card(name=row.gpu, usable=usable_bytes(model), context=inside)
-    return assemble(trace, row.variant, card, time=took), step_s
+    variant = row.variant
+    if row.num_ranks > 1:  # for the bar: several GPUs have a wider one
+        variant = replace(variant, num_gpus=row.num_ranks)
+    return assemble(trace, variant, card, time=took), step_s
 
 
 # ---- tables ----------------------------------------------------------------------------------

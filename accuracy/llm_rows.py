@@ -6,19 +6,21 @@ seen before they were first predicted stands in llm.py.
 
 from __future__ import annotations
 
-from accuracy import hugging_face, litgpt, mpt, nanotron, torchtune
+from accuracy import hugging_face, litgpt, mpt, nanotron, torchtitan, torchtune
 from accuracy.litgpt import Tuning
 from accuracy.llm_sources import (
     FOUNDRY,
     LITGPT_HUB,
     LITGPT_TABLES,
     PEFT,
+    TORCHTITAN,
     TORCHTUNE,
     ULTRASCALE,
     UNIVERSAL,
     LlmRow,
 )
 from accuracy.shapes import (
+    LLAMA_31_8B,
     LLAMA_32_1B,
     LLAMA_32_3B,
     MPT_1B,
@@ -109,6 +111,7 @@ def _ultrascale(
         ),
         variant=Variant(micro_batch=micro_batch, accumulation=2),
         accumulation=accumulation,
+        num_ranks=num_ranks,
         measured_mib=1024.0 * gib,
         rounding_mib=51.2,
         step_s=micro_batch * accumulation * 4096 / speed,
@@ -145,6 +148,16 @@ LLM_ROWS: tuple[LlmRow, ...] = (
         measured_mib=61440.0,
         rounding_mib=51.2,
         step_s=2 * 4096 / 7075,
+    ),
+    LlmRow(
+        source=TORCHTITAN,
+        what="Llama-3.1-8B 2 x 8192, 8 ranks of FSDP2, selective checkpointing, eager",
+        # An H100 with 96 GiB of HBM2e that NVIDIA does not list: for memory, the NVL is like it.
+        gpu="h100-nvl",
+        workload=lambda: torchtitan.workload(LLAMA_31_8B, 8192, 16),
+        variant=Variant(micro_batch=2, precision="bf16", sharding="fsdp", num_gpus=8),
+        measured_mib=82.4 * 1024,
+        rounding_mib=51.2,
     ),
     _litgpt_table(1, 4.82),
     _litgpt_table(2, 6.76),

@@ -34,6 +34,16 @@ LLAMA_32_1B = Shape(
     positions=131072,
     parameters=1_235_814_400,
 )
+LLAMA_31_8B = Shape(
+    layers=32,
+    width=4096,
+    heads=32,
+    kv_heads=8,
+    ffn=14336,
+    vocabulary=128256,
+    positions=131072,
+    parameters=8_030_261_248,
+)
 LLAMA_32_3B = Shape(
     layers=28,
     width=3072,

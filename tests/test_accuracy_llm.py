@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from accuracy import hugging_face, litgpt, llm, mpt, nanotron, shapes, torchtune
+from accuracy import hugging_face, litgpt, llm, mpt, nanotron, shapes, torchtitan, torchtune
 from accuracy.litgpt import Tuning
 from accuracy.llm_rows import LLM_ROWS
 from accuracy.llm_sources import UNBUILT, LlmRow, LlmSource
@@ -31,6 +31,10 @@ def _parameters(make: Callable[[], Any], *, trained: bool = False) -> int:
     ("make", "expected"),
     [
         (lambda: torchtune.Decoder(shapes.LLAMA_32_3B), shapes.LLAMA_32_3B.parameters),
+        (
+            lambda: torchtitan.Transformer(shapes.LLAMA_31_8B, 8192),
+            shapes.LLAMA_31_8B.parameters,
+        ),
         (lambda: nanotron.Llama(shapes.NANOTRON_1B), shapes.NANOTRON_1B.parameters),
         (lambda: litgpt.Gpt(shapes.PHI_15, Tuning()), shapes.PHI_15.parameters),
         (lambda: litgpt.Gpt(shapes.TINY_LLAMA, Tuning()), shapes.TINY_LLAMA.parameters),

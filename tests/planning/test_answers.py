@@ -24,6 +24,7 @@ def facts(**changes: Any) -> answers.Facts:
         "prefer": "balance",
         "batch_norm_names": (),
         "has_dropout": False,
+        "block_names": (),
         "batch_size": 64,
         "rate_advice": lambda ratio: f"rate x {ratio}",
     }

@@ -186,6 +186,44 @@ def on_ranks() -> Iterator[dict[str, Any]]:
         yield {"way": way, "taken": real_ranks.curve(*without_gpus_own(trace))}
 
 
+class Keeping:
+    """A loop that calls its outputs by a name, which is bound anew when there are new ones."""
+
+    outputs: Any = None
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        self.outputs = model(**batch)
+        return self.outputs.loss
+
+
+def outputs() -> Iterator[dict[str, Any]]:
+    """What a loop reserves that keeps its outputs: rehearsed, and told from one that does not."""
+    import transformers as t
+
+    from oomph.predicting.kept_outputs import with_outputs_kept
+    from oomph.predicting.workspace_replays import replay_trace
+    from oomph.tracing.rehearse import prepare, rehearse
+    from oomph.training import apply
+
+    prepare(CAPABILITY)
+    config = t.GPT2Config(n_embd=64, n_layer=2, n_head=2, vocab_size=20_000)  # with its cache
+    dropping = Workload(
+        model=lambda: t.GPT2LMHeadModel(config),
+        batch=lambda n: dict.fromkeys(
+            ("input_ids", "labels"), torch.zeros(n, 128, dtype=torch.long)
+        ),
+        loss=lambda model, batch: model(**batch).loss,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
+        batch_size=8,
+    )
+    for accumulation in (1, 2):
+        variant = Variant(micro_batch=8 // accumulation, accumulation=accumulation)
+        kept = rehearse(replace(dropping, loss=Keeping().loss), variant, CAPABILITY, apply)
+        dropped = rehearse(dropping, variant, CAPABILITY, apply)
+        traces = {"kept": kept, "dropped": dropped, "told": with_outputs_kept(dropped)}
+        yield {name: replay_trace(trace).peak_reserved_bytes for name, trace in traces.items()}
+
+
 def stack_on_ranks(**changes: Any) -> Workload:
     from tracing import real_ranks
 
@@ -341,6 +379,7 @@ def main(what: str, *numbers: str) -> None:
         "on_ranks": on_ranks,
         "divided": divided,
         "units": units,
+        "outputs": outputs,
     }
     for found in sections[what](*map(int, numbers)):
         sys.stdout.write(json.dumps(found) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,9 @@ def test_a_trace_is_the_same_after_its_way_through_columns() -> None:
     trace = trace_of([512, 1024], [1, 2, -1, -2], 2, flops=7)
     assert from_columns(to_columns(trace)) == trace
     assert from_columns(to_columns(convolved(2))) == convolved(2)
+    returned = [replace(trace.allocations[0], is_output=True), *trace.allocations[1:]]
+    returning = replace(trace, allocations=returned)
+    assert from_columns(to_columns(returning)) == returning
 
 
 def test_what_was_kept_is_found_for_every_micro_batch(place: tuple[Path, str]) -> None:

@@ -129,3 +129,8 @@ def test_a_squared_error_stays_in_a_block_of_full_size(
 ) -> None:
     kept = rehearsed["autoencoder", "fp32"]["at_the_end"]["temporaries"]
     assert kept == rehearsals.EXAMPLES * 3 * 16 * 16 * 4
+
+
+def test_what_a_loop_takes_that_keeps_its_outputs_is_told_from_one_that_does_not() -> None:
+    for found in children.found_by(children.start("outputs")):
+        assert found["told"] == found["kept"] > found["dropped"]

@@ -69,6 +69,7 @@ class Footprint:
     born: Numbers  # phase of its request, in PHASES
     label: Numbers  # the op that requested it, in names
     module: Numbers  # in names
+    is_output: Numbers  # 1: the model returned it to the training loop
     event: Numbers  # i + 1 requests allocation i, -(i + 1) frees it
     phase: Numbers  # of each event
     step: Numbers  # of each event: 0 before training, then 1 and 2
@@ -134,6 +135,7 @@ OF_ALLOCATIONS = (
     "born",
     "label",
     "module",
+    "is_output",
 )
 OF_EVENTS = ("phase", "step", "micro_step")
 
@@ -158,6 +160,7 @@ def footprint_of(line: AffineTrace) -> Footprint:
         born=_numbered([a.phase for a in trace.allocations], PHASES),
         label=_numbered([a.op for a in trace.allocations], names),
         module=_numbered([a.module for a in trace.allocations], names),
+        is_output=np.array([a.is_output for a in trace.allocations], dtype=np.int64),
         event=np.array(trace.events, dtype=np.int64),
         phase=phase,
         step=step,

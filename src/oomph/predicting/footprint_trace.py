@@ -39,7 +39,14 @@ def trace_at(
 
 def _allocations(footprint: Footprint, micro_batch: int) -> list[Allocation]:
     sizes = (footprint.fixed_bytes + footprint.grown_bytes * micro_batch).tolist()
-    columns = (footprint.label, footprint.module, footprint.born, footprint.category)
+    columns = (
+        footprint.label,
+        footprint.module,
+        footprint.born,
+        footprint.category,
+        footprint.stream,
+        footprint.is_output,
+    )
     return [
         Allocation(
             size_bytes=size,
@@ -48,9 +55,10 @@ def _allocations(footprint: Footprint, micro_batch: int) -> list[Allocation]:
             phase=PHASES[born],  # type: ignore[arg-type] # they are
             category=CATEGORIES[category],  # type: ignore[arg-type]
             stream=stream,
+            is_output=bool(is_output),
         )
-        for size, label, module, born, category, stream in zip(
-            sizes, *(c.tolist() for c in columns), footprint.stream.tolist(), strict=True
+        for size, label, module, born, category, stream, is_output in zip(
+            sizes, *(column.tolist() for column in columns), strict=True
         )
     ]
 

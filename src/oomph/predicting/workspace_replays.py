@@ -36,12 +36,18 @@ class WorkspaceReplays:
     """The replays of one trace, each done once and only where it is asked for."""
 
     def __init__(self, trace: Trace, settings: AllocatorSettings, *, has_fast_tf32: bool) -> None:
-        self._trace, self._settings = trace, settings
+        self._trace, self._settings, self._has_fast_tf32 = trace, settings, has_fast_tf32
         likely = likely_rule(trace.convolutions, has_fast_tf32=has_fast_tf32)
         # Rules that take the same are one: most models do not have every kind of convolution.
         by_taken = {self._taken(rule): rule for rule in (*RULES, NO_COPIES, likely)}
         self._likely, self._rules = by_taken[self._taken(likely)], tuple(by_taken.values())
         self._known: dict[tuple[WorkspaceRule, int | None], Replayed] = {}
+
+    def of(self, other: Trace) -> WorkspaceReplays:
+        """The replays of another trace on the same card; these, where it asks for the same."""
+        if other.events == self._trace.events:
+            return self
+        return WorkspaceReplays(other, self._settings, has_fast_tf32=self._has_fast_tf32)
 
     def likely(self, limit_bytes: int) -> tuple[Replayed, Replayed]:
         """On a card with so much room, and where there is room for it.
@@ -69,6 +75,9 @@ class WorkspaceReplays:
 
     def all_fit(self, limit_bytes: int) -> bool:
         return all(self._fits(rule, limit_bytes) for rule in self._rules)
+
+    def likely_fits(self, limit_bytes: int) -> bool:
+        return self._fits(self._likely, limit_bytes)
 
     def _fits(self, rule: WorkspaceRule, limit_bytes: int) -> bool:
         return self._under(rule, limit_bytes).ran_out_at is None

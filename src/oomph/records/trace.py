@@ -24,6 +24,7 @@ class Allocation:
     phase: Phase
     category: Category
     stream: int = 0  # blocks of different streams come from different pools
+    is_output: bool = False  # the model returned it to the training loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

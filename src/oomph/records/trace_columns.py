@@ -23,6 +23,7 @@ def to_columns(trace: Trace) -> dict[str, Any]:
     return {
         "sizes": [allocation.size_bytes for allocation in trace.allocations],
         "streams": [allocation.stream for allocation in trace.allocations],
+        "outputs": [place for place, each in enumerate(trace.allocations) if each.is_output],
         "allocations": [_numbers(trace.allocations, field, number) for field in _ALLOCATION],
         "events": list(trace.events),
         "step_starts": list(trace.step_starts),
@@ -50,12 +51,13 @@ def from_columns(columns: dict[str, Any]) -> Trace:
     """The trace that these columns were made of."""
     names: list[str] = columns["names"]
     allocations = _rows(columns["allocations"], names, _ALLOCATION)
+    outputs = set(columns["outputs"])
     ops = _rows(columns["ops"], names, _OP)
     return Trace(
         allocations=[
-            Allocation(size_bytes=size_bytes, stream=stream, **fields)
-            for size_bytes, stream, fields in zip(
-                columns["sizes"], columns["streams"], allocations, strict=True
+            Allocation(size_bytes=size_bytes, stream=stream, is_output=place in outputs, **fields)
+            for place, (size_bytes, stream, fields) in enumerate(
+                zip(columns["sizes"], columns["streams"], allocations, strict=True)
             )
         ],
         events=columns["events"],

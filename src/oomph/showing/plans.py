@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _STABILITY = {"same": "same", "rounding": "rounding", "changes": "CHANGES"}
 _STYLES = {"same": "green", "rounding": "", "changes": "bold yellow"}
 _BAR_WIDTH = 14
-_LEAST_FOR_TRICKS, _ALL_ELSE = 30, 70  # characters
+_LEAST_FOR_TRICKS, _ALL_ELSE = 28, 72  # characters
 
 
 def print_plans(plans: Plans) -> None:

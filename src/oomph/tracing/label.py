@@ -19,6 +19,7 @@ def labelled(
     num_parameters: int,
     gradients: set[int],
     states: set[int],
+    outputs: set[int],
     step_starts: Sequence[int],
     phase_starts: Sequence[tuple[int, Phase]],
 ) -> Trace:
@@ -34,6 +35,7 @@ def labelled(
             if number in states
             else _category(number, op, phase, deaths.get(number), num_parameters, gradients),
             stream=stream,
+            is_output=number in outputs,
         )
         for number, (size_bytes, (op, module, phase), stream) in enumerate(
             zip(recorder.sizes, recorder.born, recorder.streams, strict=True)

@@ -27,6 +27,7 @@ from oomph.tracing.buckets import Buckets
 from oomph.tracing.building import build, materialise, without_memory
 from oomph.tracing.label import labelled
 from oomph.tracing.modules import ModuleStack
+from oomph.tracing.outputs import tensors_of
 from oomph.tracing.recorder import Recorder
 
 _LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -96,6 +97,7 @@ class _Rehearsal:
         self.workload, self.variant, self.recorder, self.apply = workload, variant, recorder, apply
         self.is_step_alone = is_step_alone
         self.gradients: set[int] = set()
+        self.outputs: set[int] = set()
         self.loss: Any = None
         self.batch: Any = None
         self.phase_starts: list[tuple[int, Phase]] = []
@@ -119,6 +121,7 @@ class _Rehearsal:
             parameter.register_post_accumulate_grad_hook(self._note_gradient)
         self.optimizer = self.apply.put_on_optimizer(self.workload.optimizer, parameters, variant)
         self.scaler = torch.amp.GradScaler("cuda") if variant.precision == "fp16" else None
+        self.model.register_forward_hook(self._note_outputs)
         step_starts: list[int] = []
         with ModuleStack(self.model) as stack:
             recorder.current_module = stack.current
@@ -132,6 +135,7 @@ class _Rehearsal:
             num_parameters=num_parameters,
             gradients=self.gradients,
             states=self._states(),
+            outputs=self.outputs,
             step_starts=step_starts,
             phase_starts=self.phase_starts,
         )
@@ -155,6 +159,12 @@ class _Rehearsal:
         number = self.recorder.number_of(ranks.local_part(parameter.grad))
         if number is not None:
             self.gradients.add(number)
+
+    def _note_outputs(self, _: Any, __: Any, returned: Any) -> None:
+        """What the loop is given: whether it keeps that until the next step is not known."""
+        tensors = [ranks.local_part(tensor) for tensor in tensors_of(returned)]
+        numbers = map(self.recorder.number_of, tensors)
+        self.outputs |= {number for number in numbers if number is not None}
 
     def _states(self) -> set[int]:
         """The allocations of the optimizer's state: in backward they are told by nothing else."""
