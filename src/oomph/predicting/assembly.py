@@ -24,7 +24,7 @@ from oomph.records.workload import How, Variant
 from oomph.units import MIB
 
 # What is left beside the unknowns that have names, as a share of what torch reserves.
-# One GPU: a study that predicted further published runs of transformers, most of them unseen, was
+# One GPU: a study that predicted further published runs of transformers, a part of them seen, was
 # never more than 5 % below them; encoder-decoders came out too high, and it advises 10 % there. The
 # rows of `make accuracy` need less: of 29 runs of transformers on one GPU, by five sources, 28 lie
 # within 1 %, 40 MiB and their rounding. That a width chosen from four sources holds for the fifth

@@ -436,6 +436,11 @@ class _Kernel:
     def is_gpus(self) -> bool:
         return self.place == "gpu" and self.role == "kernel"
 
+    def unit_seconds(self, pace: _Pace) -> tuple[float, float]:
+        """Of one operation and of one byte, for a kernel that was priced with one of each."""
+        share = pace.matmul if self.kind == "other" else getattr(pace, self.kind)
+        return self.arithmetic_s / share, self.traffic_s / pace.bandwidth
+
     def at(self, pace: _Pace) -> tuple[float, Bound]:
         """Seconds on the GPU, on the link or on the host, and what decides them."""
         if self.link is not None:

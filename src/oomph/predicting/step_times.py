@@ -9,7 +9,7 @@ or between GPUs there are more clocks, and it is `speed.estimate` itself that an
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from oomph.predicting.communication import COMMUNICATION
@@ -54,7 +54,7 @@ class StepTimes:
         return simulated + (accumulation - _SIMULATED) * (simulated - one_less)
 
     def _simulated(self, micro_batch: int, num_micro_steps: int) -> float | None:
-        if self._has_other_clocks:
+        if self.has_other_clocks:
             return self._by_all_clocks(micro_batch, num_micro_steps)
         times = self._times(micro_batch)
         if times is None:
@@ -69,24 +69,48 @@ class StepTimes:
         return likely_seconds(ops, self.model, self.matmul_precision, self.num_gpus)
 
     @functools.cached_property
-    def _has_other_clocks(self) -> bool:
+    def has_other_clocks(self) -> bool:
         return any(is_beside_the_gpu(kernel.name) for kernel in self.footprint.kernels)
 
     def _times(self, micro_batch: int) -> Seconds | None:
-        """Of each different kernel."""
+        """Of each different kernel: its arithmetic, its traffic, or the least that one takes."""
+        import numpy as np
+
+        if self._prices is None:
+            return None
+        flops, moved, runs = self._prices
+        work = np.maximum(flops[0] + flops[1] * micro_batch, moved[0] + moved[1] * micro_batch)
+        times: Seconds = np.maximum(work, LIKELY.kernel_s) * runs
+        return times
+
+    @functools.cached_property
+    def _prices(self) -> tuple[Seconds, Seconds, Seconds] | None:
+        """Seconds of arithmetic and traffic, fixed and per example, and whether it runs at all."""
         import numpy as np
 
         bandwidth = self.model.memory_bandwidth_bytes_per_s
         if not bandwidth:
             return None
         rates = Rates(self.model, self.matmul_precision)
-        found = []
+        rows = []
         for kernel in self.footprint.kernels:
-            priced = kernel_of(kernel.at(micro_batch), rates, bandwidth)
+            one = kernel._replace(fixed_flops=1, grown_flops=0, fixed_moved_bytes=1).at(0)
+            has_flops = kernel.fixed_flops or kernel.grown_flops
+            priced = kernel_of(one if has_flops else replace(one, flops=0), rates, bandwidth)
             if priced is None:
                 return None
-            found.append(priced.at(LIKELY)[0])
-        return np.array(found)
+            flop_s, byte_s = priced.unit_seconds(LIKELY)
+            rows.append(
+                (
+                    kernel.fixed_flops * flop_s,
+                    kernel.grown_flops * flop_s,
+                    kernel.fixed_moved_bytes * byte_s,
+                    kernel.grown_moved_bytes * byte_s,
+                    float(priced.runs),
+                )
+            )
+        columns = np.array(rows, dtype=np.float64).reshape(-1, 5).T
+        return columns[:2], columns[2:4], columns[4]
 
     @functools.cached_property
     def _orders(self) -> tuple[Numbers, ...]:
