@@ -112,6 +112,8 @@ ownership.pids_are_the_hosts = lambda: False  # only here can one choose the nex
 for seconds in range(60, 80):
     open("/proc/sys/kernel/ns_last_pid", "w").write("499")
     with subprocess.Popen([f"job-{seconds}", str(seconds)], executable="/bin/sleep") as process:
+        while not open(f"/proc/{process.pid}/cmdline").read():
+            pass  # the kernel says that a program has begun before its arguments can be read
         print(process.pid, ownership.facts_about(process.pid).command)
         process.kill()
 """
