@@ -18,7 +18,6 @@ from oomph.errors import OomphError
 from oomph.predicting.assembly import Card
 from oomph.predicting.overhead import Interval
 from oomph.records.prediction import Prediction
-from oomph.records.trace import Trace
 from oomph.units import MIB
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -73,6 +72,7 @@ def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int
     from accuracy.workloads import variant_of, workload_of
     from oomph.predicting.assembly import assemble
     from oomph.predicting.speed import estimate, with_micro_steps
+    from oomph.predicting.workspace_replays import replay_trace
     from oomph.tracing.rehearse import prepare, rehearse
     from oomph.training import apply
     from oomph.verbs import find_gpu
@@ -84,21 +84,11 @@ def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int
     workload = workload_of(row, zero_grad_late=zero_grad_late)
     trace, card = rehearse(workload, variant, capability, apply), card_of(row.source)
     limit_bytes = card.usable.likely_bytes - card.context.likely_bytes
-    limited_bytes = _peak_under(limit_bytes, trace) + card.context.likely_bytes
+    limited = replay_trace(trace, limit_bytes=limit_bytes)
+    limited_bytes = limited.peak_reserved_bytes + card.context.likely_bytes
     ops = with_micro_steps(trace.ops, row.accumulation)
     time = estimate(ops, find_gpu(row.source.gpu).model)
     return assemble(trace, variant, card, time=time), limited_bytes
-
-
-def _peak_under(limit_bytes: int, trace: Trace) -> int:
-    from oomph.predicting.allocator import CachingAllocator
-    from oomph.predicting.allocator_settings import AllocatorSettings
-    from oomph.predicting.device import SimulatedDevice
-    from oomph.predicting.replay import replay
-
-    sizes = [allocation.size_bytes for allocation in trace.allocations]
-    allocator = CachingAllocator(AllocatorSettings(), SimulatedDevice(limit_bytes))
-    return replay(allocator, sizes, trace.events).peak_reserved_bytes
 
 
 def card_of(source: Source) -> Card:

@@ -131,7 +131,7 @@ def test_a_workload_that_is_wrong_is_one_clear_error(
         (["{train}:workload", "--gpu", "t4", "--checkpointing", "some"], "no way of checkpointing"),
         (["{train}:workload", "--gpu", "t4", "--optimizer", "lion"], "no optimizer"),
         (["{train}:workload", "--gpu-memory", "12 apples"], "is not a size"),
-        (["{train}:workload", "--gpu", "t4", "--gpus", "0"], "'0' is not a number from 1 on"),
+        (["{train}:workload", "--gpu", "t4", "--gpus", "0"], "'0' is not a number above 0"),
         (["{train}:workload", "--gpu", "t4", "--gpus", "3"], "does not divide the batch of 64"),
         (["{train}:workload", "--gpu", "t4", "--sharding", "fsdp"], "do not go together"),
         (

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from oomph.errors import UsageError
 from oomph.predicting import speed
+from oomph.predicting.rates import BEST_OF_SHEET, best_rates, with_measured_rates
 from oomph.predicting.speed import StepTime, anchored, estimate
 from oomph.records.catalog import GpuModel
 from oomph.records.trace import Op, Phase
@@ -192,7 +193,7 @@ def test_the_usual_share_of_the_sheet_is_that_of_the_catalogue() -> None:
         for model in catalog.all_models()
         if model.matmul_bf16_flops and model.bf16_flops
     }
-    assert median(ratios) == pytest.approx(speed._BEST_OF_SHEET, abs=0.01)
+    assert median(ratios) == pytest.approx(BEST_OF_SHEET, abs=0.01)
 
 
 def test_fused_attention_has_an_efficiency_of_its_own() -> None:
@@ -294,23 +295,23 @@ rates = st.floats(1e9, 1e16)
 def test_the_best_rates_are_those_that_were_measured(
     model: GpuModel, matmul_flops: dict[str, float], bandwidth: float
 ) -> None:
-    found, copied = speed.best_rates(speed.with_measured_rates(model, matmul_flops, bandwidth))
+    found, copied = best_rates(with_measured_rates(model, matmul_flops, bandwidth))
     assert {dtype: found[dtype] for dtype in matmul_flops} == pytest.approx(matmul_flops)
     assert copied == pytest.approx(bandwidth)
 
 
 def test_a_measured_bf16_matmul_leaves_the_datasheet_as_it_is() -> None:
-    changed = speed.with_measured_rates(A100, {"bfloat16": 2e14, "float16": 1.9e14}, None)
+    changed = with_measured_rates(A100, {"bfloat16": 2e14, "float16": 1.9e14}, None)
     assert changed.bf16_flops == A100.bf16_flops
-    found, copied = speed.best_rates(changed)
+    found, copied = best_rates(changed)
     assert found["bfloat16"] == pytest.approx(2e14)
     assert found["float16"] == pytest.approx(1.9e14)
-    assert found["float32"] == speed.best_rates(A100)[0]["float32"]
-    assert copied == speed.best_rates(A100)[1]
+    assert found["float32"] == best_rates(A100)[0]["float32"]
+    assert copied == best_rates(A100)[1]
 
 
 def test_nothing_measured_changes_nothing() -> None:
-    assert speed.with_measured_rates(A100, {}, None) == A100
+    assert with_measured_rates(A100, {}, None) == A100
 
 
 # ---- what leaves the GPU ---------------------------------------------------------------------

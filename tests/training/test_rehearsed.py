@@ -12,8 +12,8 @@ from oomph.predicting.scaling import affine
 from oomph.predicting.timeline import by_category, find_peak, live_at
 from oomph.records.trace import Trace
 from oomph.records.workload import Variant, Workload
-from oomph.tracing import traces
 from oomph.tracing.child import in_a_child
+from oomph.tracing.many import with_rehearser
 from oomph.training import apply
 from oomph.training.possible import possible
 
@@ -232,7 +232,7 @@ def test_what_cannot_go_together_is_refused() -> None:
 
 
 def test_a_workload_can_be_looked_at_without_memory() -> None:
-    found = traces.look(workload(), possible)
+    found = with_rehearser(workload(), CAPABILITY, apply, lambda one: one.look(possible))
     assert found.num_blocks == LAYERS
     assert found.has_causal_head
     assert found.num_adaptable == 7 * LAYERS

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 
+from oomph.cli.arguments import complete_gpu
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_UNREADABLE, EXIT_YES, UsageError
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GPU",
         help="the GPUs that oomph knows, or one of them with the source of each figure",
     )
-    catalog.completer = _complete_gpu  # type: ignore[attr-defined]
+    catalog.completer = complete_gpu  # type: ignore[attr-defined]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -190,10 +191,4 @@ def _count(text: str) -> int:
 def _complete_machine(prefix: str, **_: Any) -> list[str]:
     count, times, _name = prefix.partition("x")
     counted = f"{count}{times}" if count.isdecimal() else "8x"
-    return [f"{counted}{name}" for name in _complete_gpu()]
-
-
-def _complete_gpu(**_: Any) -> list[str]:
-    from oomph import verbs
-
-    return [model.name for model in verbs.catalog()]
+    return [f"{counted}{name}" for name in complete_gpu()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from oomph.cli.arguments import add_workload_and_gpu, positive
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oomph.records.plan import Plans
-
-_MOST_DIGITS = 9  # of a number of examples or GPUs
 
 DESCRIPTION = """\
 Find every way to train a model that fits on a GPU: micro-batch, precision,
@@ -32,18 +31,13 @@ exit codes: 0 a plan fits; 1 none does; 2 a wrong flag, or an error in your code
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("workload", metavar="FILE:NAME", help="where the workload is")
-    gpu = parser.add_argument("--gpu", metavar="GPU", help="a GPU of oomph gpus --catalog")
-    gpu.completer = _complete_gpu  # type: ignore[attr-defined] # argcomplete's protocol
+    add_workload_and_gpu(parser)
     parser.add_argument(
-        "--gpu-memory", metavar="SIZE", help="its memory, as in 12GiB; alone: any GPU of that size"
-    )
-    parser.add_argument(
-        "--max-gpus", type=_number, default=1, metavar="N", help="at most so many (default: 1)"
+        "--max-gpus", type=positive, default=1, metavar="N", help="at most so many (default: 1)"
     )
     parser.add_argument(
         "--batch-size",
-        type=_number,
+        type=positive,
         metavar="N",
         help="of one optimizer step (default: the workload's own)",
     )
@@ -141,12 +135,6 @@ def _names(lists: list[str]) -> frozenset[str]:
     return frozenset(name for text in lists for name in text.split(",") if name)
 
 
-def _number(text: str) -> int:
-    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r:.40} is not a number above 0 that makes sense")
-    return int(text)
-
-
 def _share(text: str) -> float:
     number = text.removesuffix("%")
     try:
@@ -156,12 +144,6 @@ def _share(text: str) -> float:
     if not 0 < share <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share, as in 90% or 0.9")
     return share
-
-
-def _complete_gpu(**_: Any) -> list[str]:
-    from oomph import verbs
-
-    return [model.name for model in verbs.catalog()]
 
 
 def _complete_trick(**_: Any) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from oomph.cli.arguments import add_workload_and_gpu, positive
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -34,15 +35,10 @@ _EXITS = {"yes": EXIT_YES, "no": EXIT_NO, "uncertain": EXIT_UNCERTAIN}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("workload", metavar="FILE:NAME", help="where the workload is")
-    gpu = parser.add_argument("--gpu", metavar="GPU", help="a GPU of oomph gpus --catalog")
-    gpu.completer = _complete_gpu  # type: ignore[attr-defined] # argcomplete's protocol
-    parser.add_argument(
-        "--gpu-memory", metavar="SIZE", help="its memory, as in 12GiB; alone: any GPU of that size"
-    )
+    add_workload_and_gpu(parser)
     parser.add_argument(
         "--micro-batch",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="examples at a time (default: the whole batch of the workload)",
     )
@@ -117,7 +113,7 @@ def _add_tricks(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--gpus",
-        type=_positive,
+        type=positive,
         metavar="N",
         default=1,
         help="how many of that GPU train together; --micro-batch is of each (default: 1)",
@@ -168,12 +164,6 @@ def _say(what: str) -> None:
         print(f"oomph: {what}", file=sys.stderr)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text[:9]) > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text[:9])
-
-
 def _seconds(text: str) -> float:
     """0.45, 0.45s and 450ms are the same."""
     written = text.strip().lower()
@@ -199,11 +189,5 @@ def _settings(text: str) -> dict[str, Any]:
             )
         if name == "precision" and value not in _PRECISIONS:
             raise argparse.ArgumentTypeError(f"{value!r:.80} is none of {', '.join(_PRECISIONS)}")
-        found[argument] = _positive(value) if name == "micro-batch" else value
+        found[argument] = positive(value) if name == "micro-batch" else value
     return found
-
-
-def _complete_gpu(**_: Any) -> list[str]:
-    from oomph import verbs
-
-    return [model.name for model in verbs.catalog()]

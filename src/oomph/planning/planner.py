@@ -44,7 +44,6 @@ class Found:
     best_s: float | None  # its time for one batch
     is_certain: bool  # whether the best fits for certain
     shown: tuple[Variant, ...]  # the best first, then others of the front by time
-    num_on_front: int
     smallest: Variant  # the one with the least memory, whether it fits or not
     fastest_s: float  # of all, for one batch, on a GPU of infinite memory
     num_candidates: int
@@ -89,7 +88,6 @@ def search(
         best_s=None if best is None else best.step_s,
         is_certain=best is not None and check(best).fits == "yes",
         shown=tuple(one.variant for one in varied(front, best, most)),
-        num_on_front=len(front),
         smallest=min(candidates, key=lambda one: (one.least_bytes, one.step_s)).variant,
         fastest_s=min(one.step_s for one in candidates),
         num_candidates=len(candidates),

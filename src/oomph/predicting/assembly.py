@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from oomph.predicting.allocator_settings import AllocatorSettings
 from oomph.predicting.kept_outputs import with_outputs_kept
+from oomph.predicting.kernels import BUS
 from oomph.predicting.overhead import NOTHING, Interval, nccl, together
-from oomph.predicting.speed import BUS, StepTime, with_micro_steps
+from oomph.predicting.speed import StepTime, with_micro_steps
 from oomph.predicting.timeline import by_category, by_module, find_peak, moment_of
 from oomph.predicting.workspace_replays import WorkspaceReplays
 from oomph.records.prediction import Prediction, StepFrom, Unknown, Verdict

@@ -14,16 +14,11 @@ from typing import TYPE_CHECKING
 
 from oomph.predicting.communication import COMMUNICATION
 from oomph.predicting.footprint import Footprint
+from oomph.predicting.kernels import WAITED_FOR, is_beside_the_gpu, kernel_of
 from oomph.predicting.micro_steps import second_micro_step
-from oomph.predicting.speed import (
-    LIKELY,
-    WAITED_FOR,
-    MatmulPrecision,
-    Rates,
-    is_beside_the_gpu,
-    kernel_of,
-    likely_seconds,
-)
+from oomph.predicting.paces import LIKELY
+from oomph.predicting.rates import MatmulPrecision, Rates
+from oomph.predicting.speed import likely_seconds
 from oomph.records.catalog import GpuModel
 
 if TYPE_CHECKING:

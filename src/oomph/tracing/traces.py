@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oomph.errors import UsageError
 from oomph.records.trace import Trace
@@ -13,9 +13,6 @@ from oomph.records.workload import How, Variant, Workload
 from oomph.tracing.child import in_a_child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from oomph.records.possible import Possible
     from oomph.tracing.rehearse import Apply
 
 # Two micro-steps are like any number: the third takes what the second took.
@@ -60,23 +57,6 @@ def trace_exactly(
 ) -> Traced:
     """Rehearse at the very micro-batch, where no line goes through two others."""
     return in_a_child(lambda: _traced(workload, wish, capability, apply, exactly=True))
-
-
-def look(
-    workload: Workload | tuple[Path, str], inspect: Callable[[Any, Any], Possible]
-) -> Possible:
-    """Build the model and its optimizer without memory, in a child, and look at them."""
-
-    def work() -> Possible:
-        made = workload if isinstance(workload, Workload) else loaded(*workload)
-        from oomph.tracing.building import build, without_memory
-
-        model = build(made.model)
-        with without_memory():
-            optimizer = made.optimizer([p for p in model.parameters() if p.requires_grad])
-        return inspect(model, optimizer)
-
-    return in_a_child(work)
 
 
 def _traced(

@@ -47,7 +47,8 @@ def forget_calibrations() -> bool:
 
 
 def _beside_assumed(calibration: Calibration) -> Calibrated:
-    from oomph.predicting import overhead, speed
+    from oomph.predicting import overhead
+    from oomph.predicting.rates import best_rates
     from oomph.records.calibration import Assumed, Calibrated
     from oomph.sensing.catalog import find_by_nvml_name
 
@@ -56,7 +57,7 @@ def _beside_assumed(calibration: Calibration) -> Calibrated:
         return Calibrated(calibration=calibration, assumed=None)
     context = overhead.context(model, calibration.torch_version, calibration.cuda_version)
     usable = overhead.usable_bytes(model)
-    matmul_flops, bandwidth = speed.best_rates(model)
+    matmul_flops, bandwidth = best_rates(model)
     assumed = Assumed(
         gpu=model.name,
         context_bytes=context.likely_bytes,
@@ -100,7 +101,7 @@ def calibration_of(model: GpuModel, torch_version: str) -> tuple[Calibration | N
 
 
 def with_rates(model: GpuModel, measured: Calibration | None) -> GpuModel:
-    from oomph.predicting.speed import with_measured_rates
+    from oomph.predicting.rates import with_measured_rates
 
     if measured is None:
         return model

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
+    from oomph.predicting.rates import MatmulPrecision
     from oomph.predicting.speed import StepTime
     from oomph.records.catalog import GpuModel
     from oomph.records.prediction import Prediction, StepFrom
     from oomph.records.trace import Trace
     from oomph.records.workload import Adapters, Attention, Loss, Precision, Variant, Workload
     from oomph.tracing.traces import Traced, Wish
-    from oomph.verbs.targets import Ready
+    from oomph.verbs.targets import Ready, Target
 
 
 def predict(
@@ -46,10 +47,10 @@ def predict(
     "blocks" (every block is recomputed), "every-2" (every second), "blocks:0,3" (the first and the
     fourth) or "selective" (what is cheap to recompute). `optimizer` is "as-is", the user's own as
     "fused", "foreach" or "for-loop", or with state in "8-bit", or another: "adafactor", "sgd".
-    `attention="sdpa"` exchanges eager
-    attention for torch's fused one, `loss="chunked"` computes a language model's loss in pieces,
-    `optimizer_in_backward` uses each gradient up at once, `offload` moves "activations" or the
-    "optimizer" to the host, `adapters` trains "lora" or "qlora" instead of the whole model.
+    `attention="sdpa"` exchanges eager attention for torch's fused one, `loss="chunked"` computes a
+    language model's loss in pieces, `optimizer_in_backward` uses each gradient up at once,
+    `offload` moves "activations" or the "optimizer" to the host, `adapters` trains "lora" or
+    "qlora" instead of the whole model.
     On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (the model
     and its optimizer are divided among all) or "hybrid" (divided within groups of GPUs); the
     micro-batch and all memory are those of one GPU.
@@ -62,25 +63,16 @@ def predict(
     """
     from dataclasses import replace
 
-    from oomph.predicting import assembly
-    from oomph.predicting.allocator_settings import AllocatorSettings
-    from oomph.predicting.communication import assumptions
     from oomph.records.checkpointing import check_checkpointing
     from oomph.records.sharding import check_sharding
     from oomph.records.workload import check_optimizer
-    from oomph.tracing import traces
+    from oomph.tracing.traces import Wish
     from oomph.verbs.targets import find_target
 
-    _check_one_of("attention", attention, ("as-is", "sdpa"))
-    _check_one_of("loss", loss, ("as-is", "chunked"))
-    _check_one_of("adapters", adapters, ("none", "lora", "qlora"))
-    offload = (offload,) if isinstance(offload, str) else offload
-    for what in offload:
-        _check_one_of("offload", what, ("activations", "optimizer"))
+    offload = (offload,) if isinstance(offload, str) else tuple(offload)
+    _check_tricks(attention, loss, adapters, offload)
     target = find_target(gpu, gpu_memory)
-    capability = traces.kind_of(target.capability)
-    place = find_place(workload)
-    wish = traces.Wish(
+    wish = Wish(
         micro_batch=micro_batch,
         precision=precision,
         checkpointing=check_checkpointing(checkpointing),
@@ -102,22 +94,53 @@ def predict(
     )
     described = (measured_micro_batch, measured_precision, measured_checkpointing)
     _check_measured_step(measured_step_s, described, is_named=gpu is not None)
-    notes: list[str] = []
-    trace, variant = _trace_for(place, wish, capability, say or _say_nothing, notes)
-    ready = target.with_torch(trace.torch_version)
-    time = step_time(trace, variant, ready.model)
-    if measured_step_s is not None:
-        reference = _trace_for(place, like, capability, say or _say_nothing, [])
-        time = _anchored(time, step_time(*reference, ready.model), measured_step_s)
-    return assembly.assemble(
-        trace,
-        replace(variant, expandable_segments=expandable_segments),
-        ready.card.among(variant),
-        settings=AllocatorSettings(expandable_segments=expandable_segments),
-        time=time,
-        step_from=_step_from(ready, measured_step_s),
-        notes=[*notes, *ready.notes, *assumptions(variant, ready.model)],
-    )
+    measured = None if measured_step_s is None else (like, measured_step_s)
+    asked = _Asked(find_place(workload), target, expandable_segments, measured)
+    return asked.predict(wish, say or _say_nothing)
+
+
+def _check_tricks(attention: str, loss: str, adapters: str, offload: Sequence[str]) -> None:
+    _check_one_of("attention", attention, ("as-is", "sdpa"))
+    _check_one_of("loss", loss, ("as-is", "chunked"))
+    _check_one_of("adapters", adapters, ("none", "lora", "qlora"))
+    for what in offload:
+        _check_one_of("offload", what, ("activations", "optimizer"))
+
+
+class _Asked(NamedTuple):
+    """A question, as far as it is not about how to train."""
+
+    place: Workload | tuple[Path, str]
+    target: Target
+    expandable_segments: bool
+    measured: tuple[Wish, float] | None  # a way to train, and the seconds that its step took
+
+    def predict(self, wish: Wish, say: Callable[[str], None]) -> Prediction:
+        from dataclasses import replace
+
+        from oomph.predicting import assembly
+        from oomph.predicting.allocator_settings import AllocatorSettings
+        from oomph.predicting.communication import assumptions
+        from oomph.tracing.traces import kind_of
+
+        capability = kind_of(self.target.capability)
+        notes: list[str] = []
+        trace, variant = _trace_for(self.place, wish, capability, say, notes)
+        ready = self.target.with_torch(trace.torch_version)
+        time = step_time(trace, variant, ready.model)
+        if self.measured is not None:
+            like, seconds = self.measured
+            reference = _trace_for(self.place, like, capability, say, [])
+            time = _anchored(time, step_time(*reference, ready.model), seconds)
+        return assembly.assemble(
+            trace,
+            replace(variant, expandable_segments=self.expandable_segments),
+            ready.card.among(variant),
+            settings=AllocatorSettings(expandable_segments=self.expandable_segments),
+            time=time,
+            step_from=_step_from(ready, is_measured=self.measured is not None),
+            notes=[*notes, *ready.notes, *assumptions(variant, ready.model)],
+        )
 
 
 def _trace_for(
@@ -191,7 +214,7 @@ def step_time(trace: Trace, variant: Variant, model: GpuModel) -> StepTime | Non
     from oomph.predicting import speed
 
     ops = speed.with_micro_steps(trace.ops, variant.accumulation)
-    precision: speed.MatmulPrecision = "tf32" if variant.precision == "tf32" else "fp32"
+    precision: MatmulPrecision = "tf32" if variant.precision == "tf32" else "fp32"
     return speed.estimate(ops, model, matmul_precision=precision, num_gpus=variant.num_gpus)
 
 
@@ -240,7 +263,7 @@ def _anchored(
     )
 
 
-def _step_from(ready: Ready, measured_step_s: float | None) -> StepFrom:
-    if measured_step_s is not None:
+def _step_from(ready: Ready, *, is_measured: bool) -> StepFrom:
+    if is_measured:
         return "measured step"
     return "calibration" if ready.has_measured_rates else "datasheet"
