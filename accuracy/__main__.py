@@ -71,7 +71,7 @@ def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int
     """The prediction, and what NVML would show at most where the card ends."""
     from accuracy.workloads import variant_of, workload_of
     from oomph.predicting.assembly import assemble
-    from oomph.predicting.speed import estimate, with_micro_steps
+    from oomph.predicting.speed import estimate
     from oomph.predicting.workspace_replays import replay_trace
     from oomph.tracing.rehearse import prepare, rehearse
     from oomph.training import apply
@@ -86,8 +86,8 @@ def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int
     limit_bytes = card.usable.likely_bytes - card.context.likely_bytes
     limited = replay_trace(trace, limit_bytes=limit_bytes)
     limited_bytes = limited.peak_reserved_bytes + card.context.likely_bytes
-    ops = with_micro_steps(trace.ops, row.accumulation)
-    time = estimate(ops, find_gpu(row.source.gpu).model)
+    model = find_gpu(row.source.gpu).model
+    time = estimate(trace.ops, model, num_micro_steps=row.accumulation)
     return assemble(trace, variant, card, time=time), limited_bytes
 
 

@@ -95,7 +95,7 @@ def score_all(rows: Sequence[LlmRow]) -> Iterator[LlmScored]:
 def _predict(row: LlmRow) -> tuple[Prediction | None, float | None]:
     from oomph.predicting.assembly import assemble
     from oomph.predicting.overhead import context, usable_bytes
-    from oomph.predicting.speed import estimate, with_micro_steps
+    from oomph.predicting.speed import estimate
     from oomph.tracing.rehearse import prepare, rehearse
     from oomph.training import apply
     from oomph.verbs import find_gpu
@@ -104,7 +104,7 @@ def _predict(row: LlmRow) -> tuple[Prediction | None, float | None]:
     assert model.compute_capability is not None
     prepare(model.compute_capability)
     trace = rehearse(row.workload(), row.variant, model.compute_capability, apply)
-    took = estimate(with_micro_steps(trace.ops, row.accumulation), model)
+    took = estimate(trace.ops, model, num_micro_steps=row.accumulation)
     step_s = None if took is None else took.step_s
     if row.source.kind == "time":
         return None, step_s

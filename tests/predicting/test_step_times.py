@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from oomph.predicting.footprint_changes import without_accumulation
-from oomph.predicting.speed import estimate, with_micro_steps
-from oomph.predicting.step_times import StepTimes
+from oomph.predicting.speed import estimate
+from oomph.predicting.step_times import step_times
 from oomph.records.catalog import GpuModel
 from oomph.records.workload import Variant
 from oomph.sensing.catalog import find
@@ -19,16 +19,16 @@ A100, T4 = (find(name).model for name in ("a100-80gb", "t4"))
 @pytest.mark.parametrize("model", [A100, T4], ids=lambda model: model.name)
 @pytest.mark.parametrize("accumulation", [2, 3, 4, 32])
 def test_it_is_the_estimate_at_any_micro_batch(model: GpuModel, accumulation: int) -> None:
-    times = StepTimes(footprint("adamw", MANY), model)
+    times = step_times(footprint("adamw", MANY), model)
     for micro_batch in (2, 7):
         ops = traced("adamw", Variant(micro_batch=micro_batch, accumulation=2)).ops
-        expected = estimate(with_micro_steps(ops, accumulation), model)
+        expected = estimate(ops, model, num_micro_steps=accumulation)
         assert expected is not None
         assert times.seconds(micro_batch, accumulation) == pytest.approx(expected.step_s)
 
 
 def test_without_accumulation_it_is_the_estimate_but_for_the_division() -> None:
-    times = StepTimes(without_accumulation(footprint("adamw", MANY)), A100)
+    times = step_times(without_accumulation(footprint("adamw", MANY)), A100)
     expected = estimate(traced("adamw", Variant(micro_batch=5)).ops, A100)
     assert expected is not None
     assert times.seconds(5, 1) == pytest.approx(expected.step_s, rel=0.03)
@@ -38,12 +38,12 @@ def test_a_gpu_without_a_bandwidth_has_no_time() -> None:
     from dataclasses import replace
 
     unknown = replace(A100, memory_bandwidth_bytes_per_s=None)
-    assert StepTimes(footprint("adamw", MANY), unknown).seconds(2, 2) is None
+    assert step_times(footprint("adamw", MANY), unknown).seconds(2, 2) is None
 
 
 def test_several_gpus_have_the_estimate_of_the_third_clock() -> None:
-    times = StepTimes(footprint("adamw", MANY), A100, num_gpus=4)
+    times = step_times(footprint("adamw", MANY), A100, num_gpus=4)
     ops = traced("adamw", Variant(micro_batch=3, accumulation=2)).ops
-    expected = estimate(with_micro_steps(ops, 4), A100, num_gpus=4)
+    expected = estimate(ops, A100, num_gpus=4, num_micro_steps=4)
     assert expected is not None
     assert times.seconds(3, 4) == pytest.approx(expected.step_s)

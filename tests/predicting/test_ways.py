@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from oomph.predicting.footprint import Footprint
-from oomph.predicting.speed import estimate, with_micro_steps
+from oomph.predicting.speed import estimate
 from oomph.predicting.timeline import find_peak
 from oomph.predicting.ways import Ways, family_of, step_of
 from oomph.predicting.workspace_replays import replay_trace
@@ -55,7 +55,7 @@ def test_memory_and_time_are_those_of_a_rehearsal(
     reserved = replay_trace(trace).peak_reserved_bytes
     assert ways.reserved_bytes(variant) == reserved
     assert ways.least_bytes(variant) <= reserved
-    expected = estimate(with_micro_steps(trace.ops, accumulation), A100)
+    expected = estimate(trace.ops, A100, num_micro_steps=accumulation)
     assert expected is not None
     assert ways.seconds(variant) == pytest.approx(expected.step_s, rel=0.03)
 

@@ -7,11 +7,14 @@ not said here: that is traced.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any
 
 from oomph.records.plan import Stability, Trick
-from oomph.records.workload import Variant
+from oomph.records.workload import How, Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +235,19 @@ NEED_CONSENT = (*(lever.name for lever in LEVERS if lever.stability == "changes"
 
 def levers_of(variant: Variant) -> tuple[Lever, ...]:
     """The levers that are on."""
+    return _levers_of(variant.accumulation > 1, _HOW(variant))
+
+
+@functools.lru_cache(maxsize=4096)
+def _levers_of(accumulates: bool, how: tuple[Any, ...]) -> tuple[Lever, ...]:
+    """What a variant has on whatever its micro-batch is: a planner asks hundreds of times."""
+    settings = dict(zip(_HOW_NAMES, how, strict=True))
+    variant = Variant(micro_batch=1, accumulation=1 + accumulates, **settings)
     return tuple(lever for lever in LEVERS if lever.is_on(variant))
+
+
+_HOW_NAMES = tuple(field.name for field in fields(How))
+_HOW = attrgetter(*_HOW_NAMES)
 
 
 def _recomputed(checkpointing: str) -> str:

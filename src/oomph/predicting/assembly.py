@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from oomph.predicting.allocator_settings import AllocatorSettings
 from oomph.predicting.kept_outputs import with_outputs_kept
 from oomph.predicting.kernels import BUS
+from oomph.predicting.micro_steps import parts_of_work
 from oomph.predicting.overhead import NOTHING, Interval, nccl, together
-from oomph.predicting.speed import StepTime, with_micro_steps
+from oomph.predicting.speed import StepTime
 from oomph.predicting.timeline import by_category, by_module, find_peak, moment_of
+from oomph.predicting.work import work_of
 from oomph.predicting.workspace_replays import WorkspaceReplays
 from oomph.records.prediction import Prediction, StepFrom, Unknown, Verdict
 from oomph.records.sharding import num_groups
@@ -141,8 +143,14 @@ def _verdict(
 
 
 def _bus_bytes(ops: Sequence[Op], num_micro_steps: int) -> int:
-    ops = with_micro_steps(ops, num_micro_steps)
-    return sum(op.moved_bytes for op in ops if op.name in BUS)
+    if not any(op.name in BUS for op in ops):
+        return 0
+    work = work_of(ops)
+    moved = [op.moved_bytes if op.name in BUS else 0 for op in work.kernels]
+    return sum(
+        repeats * sum(moved[number] for number in numbers.tolist())
+        for numbers, repeats in parts_of_work(work, num_micro_steps)
+    )
 
 
 def _unseen_as_unknown(below_bytes: int, above_bytes: int) -> Unknown:

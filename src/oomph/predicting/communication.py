@@ -94,6 +94,12 @@ class LinkClock:
         self._ends: list[float] = []  # of each collective that was begun
         self._taken = 0.0  # when the GPU had waited last: what is gathered is one ahead of it
 
+    def copy(self) -> LinkClock:
+        copied = LinkClock()
+        copied.busy_s, copied.waited_s = self.busy_s, self.waited_s
+        copied._ends, copied._taken = [*self._ends], self._taken
+        return copied
+
     def begin(self, seconds: float, host: float, gpu: float | None) -> None:
         """A collective that the host issues now. `gpu`: when its input is there, if not before."""
         last = self._ends[-1] if self._ends else 0.0

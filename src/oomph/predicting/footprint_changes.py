@@ -51,7 +51,7 @@ def without_accumulation(footprint: Footprint) -> Footprint:
 def _are_of_second_micro_step(footprint: Footprint) -> Any:
     import numpy as np
 
-    second = second_micro_step([footprint.kernels[number].phase for number in footprint.op])
+    second = second_micro_step([kernel.phase for kernel in footprint.kernels], footprint.op)
     found = np.zeros(len(footprint.op), dtype=bool)
     found[second.start : second.stop] = True
     return found

@@ -89,6 +89,11 @@ class Rates:
         self._best_of_sheet = _best_of_sheet(model)
 
     @property
+    def bandwidth_bytes_per_s(self) -> float | None:
+        """Of the GPU's own memory, as the sheet has it."""
+        return self._model.memory_bandwidth_bytes_per_s
+
+    @property
     def bus_bytes_per_s(self) -> float | None:
         """In one direction; None if the GPU's connection is not known."""
         generation, _, lanes = (self._model.pcie or "").partition(" x")

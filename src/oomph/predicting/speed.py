@@ -2,8 +2,8 @@
 
 Each op takes the longest of its arithmetic, its memory traffic and the least that a kernel
 takes. The host issues one op after the other, the GPU runs them in that order when they have
-been issued, and what joins several GPUs sends beside: three clocks, wound op by op. A step begins
-with all idle, as after a loss is read.
+been issued, and bus and links carry beside: the clocks of `winding.py`. A step begins with all
+idle, as after a loss is read.
 
 Good for comparing ways to train and for the order of magnitude: `low_s` and `high_s` are the
 step with all constants at their best and at their worst. A measured step of the same kind makes
@@ -14,27 +14,28 @@ the bus, a clock of its own.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from oomph.errors import UsageError
-from oomph.predicting.communication import COMMUNICATION, LinkClock, link_between
-from oomph.predicting.kernels import Bound, Place, PricedKernel, kernel_of
-from oomph.predicting.micro_steps import second_micro_step
+from oomph.predicting.communication import link_between
+from oomph.predicting.kernels import Bound, PricedKernel, kernel_of
+from oomph.predicting.micro_steps import parts_of_work
 from oomph.predicting.paces import BEST, LIKELY, WORST, Pace
 from oomph.predicting.rates import MatmulPrecision, Rates
+from oomph.predicting.winding import Clocks, Order
+from oomph.predicting.work import Work, work_of
 from oomph.records.catalog import GpuModel
 from oomph.records.trace import Op
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # The study behind the likely pace: ratios between steps of one model were off by 7 % in the mean
 # and by 11 % at worst, but by up to 50 % where one of the two is bound by launches.
 _ANCHORED_RATIO = 0.11
-
-# Tensors that wait on the GPU for their copy: training/offload_activations.py keeps so many.
-_NUM_WAITING = 5
-
-_TRACED_MICRO_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,60 +55,36 @@ class StepTime:
 
 
 def estimate(
-    ops: Sequence[Op],
+    ops: Sequence[Op] | Work,
     model: GpuModel,
     *,
     matmul_precision: MatmulPrecision = "fp32",
     num_gpus: int = 1,
+    num_micro_steps: int | None = None,
 ) -> StepTime | None:
-    """The time of a step with these ops; None if a rate is needed that nobody knows."""
-    issued = _issued_on(ops, model, matmul_precision, num_gpus)
-    if issued is None:
+    """The time of a step with these ops; None if a rate is needed that nobody knows.
+
+    Where they are those of two micro-steps, it may have more of them.
+    """
+    work = ops if isinstance(ops, Work) else work_of(ops)
+    step = _priced(work, Rates(model, matmul_precision, link_between(model, num_gpus)), num_gpus)
+    if step is None:
         return None
-    likely = _wind(issued, LIKELY)
+    step = replace(step, parts=_parts(work, step.kernels, num_micro_steps))
+    likely = step.wind(LIKELY)
+    num_ops = sum(len(order.op) * times for order, times in step.parts)
     return StepTime(
         step_s=likely.step_s,
         gpu_busy_s=sum(likely.busy_s.values()) - likely.exposed_s,
-        host_s=len(ops) * LIKELY.host_s,
+        host_s=num_ops * LIKELY.host_s,
         by_phase=likely.by_phase,
-        flops=sum(op.flops for op in ops),
+        flops=sum(op.flops * num for op, num in zip(work.kernels, step.counts, strict=True)),
         bound_by=_bound_by(likely),
-        low_s=_wind(issued, BEST).step_s,
-        high_s=_wind(issued, WORST).step_s,
+        low_s=step.wind(BEST).step_s,
+        high_s=step.wind(WORST).step_s,
         communication_s=likely.communication_s,
         waited_s=likely.exposed_s,
     )
-
-
-def likely_seconds(
-    ops: Sequence[Op], model: GpuModel, matmul_precision: MatmulPrecision, num_gpus: int
-) -> float | None:
-    """The time alone, as `estimate` has it."""
-    issued = _issued_on(ops, model, matmul_precision, num_gpus)
-    return None if issued is None else _wind(issued, LIKELY).step_s
-
-
-def _issued_on(
-    ops: Sequence[Op], model: GpuModel, matmul_precision: MatmulPrecision, num_gpus: int
-) -> _Issued | None:
-    bandwidth = model.memory_bandwidth_bytes_per_s
-    link = link_between(model, num_gpus)
-    if not ops or not bandwidth or (num_gpus > 1 and link is None):
-        return None
-    return _issued(ops, Rates(model, matmul_precision, link), bandwidth)
-
-
-def with_micro_steps(ops: Sequence[Op], num_micro_steps: int) -> list[Op]:
-    """The ops of a step that accumulates over more micro-steps than the two that were traced."""
-    if num_micro_steps <= _TRACED_MICRO_STEPS:
-        return list(ops)
-    second = second_micro_step([op.phase for op in ops])
-    repeated = ops[second.start : second.stop]
-    if not any(op.name in COMMUNICATION for op in ops[: second.start]):
-        # Gradients are sent after the last micro-step only: DDP's no_sync.
-        repeated = [op for op in repeated if op.name not in COMMUNICATION and op.name != "wait"]
-    more = [*repeated] * (num_micro_steps - _TRACED_MICRO_STEPS)
-    return [*ops[: second.stop], *more, *ops[second.stop :]]
 
 
 def anchored(predicted: StepTime, reference: StepTime, measured_s: float) -> StepTime:
@@ -140,15 +117,7 @@ def anchored(predicted: StepTime, reference: StepTime, measured_s: float) -> Ste
     )
 
 
-# ---- the three clocks ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Issued:
-    """The ops of a step as numbers of kernels: a step has many ops and few different ones."""
-
-    kernels: Sequence[PricedKernel]
-    runs: Sequence[tuple[str, Sequence[int]]]  # ops of one phase that follow each other
+# ---- the clocks ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,95 +130,79 @@ class _Wound:
     exposed_s: float  # of it, what the GPU waited for
 
 
-class _Bus:
-    """The clock of the copies between GPU and host, and of the host's work on what was copied."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Step:
+    """The kernels of a step with their prices, and the orders of its parts with their repeats."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.waited_s = 0.0
-        self._copied: list[float] = []  # when each copy to the host ends
+    kernels: Sequence[PricedKernel]
+    parts: Sequence[tuple[Order, int]] = ()
 
-    def run(self, place: Place, seconds: float, host: float, gpu: float) -> tuple[float, float]:
-        """The clocks of host and GPU after something that is not the GPU's work."""
-        if place == "host":
-            return max(host, self.now) + seconds, gpu
-        if place == "to host":
-            self.now = max(self.now, gpu) + seconds
-            self._copied.append(self.now)
-            if len(self._copied) > _NUM_WAITING:  # its memory is given back before more is taken
-                host = max(host, self._copied[-1 - _NUM_WAITING])
-            return host, gpu
-        self.now = max(self.now, host) + seconds
-        self.waited_s += max(self.now - gpu, 0.0)
-        return host, max(gpu, self.now)
+    @property
+    def counts(self) -> list[int]:
+        """How often each kernel runs."""
+        import numpy as np
 
+        of_parts = (
+            np.bincount(order.op, minlength=len(self.kernels)) * times
+            for order, times in self.parts
+        )
+        counts: list[int] = sum(of_parts, np.zeros(len(self.kernels), dtype=np.int64)).tolist()
+        return counts
 
-def _wind(issued: _Issued, pace: Pace) -> _Wound:
-    times = [kernel.at(pace) for kernel in issued.kernels]
-    seconds = [time_s for time_s, _ in times]
-    waits = [kernel.is_waited_for for kernel in issued.kernels]
-    is_gpus = [kernel.is_gpus for kernel in issued.kernels]
-    bus, link = _Bus(), LinkClock()
-    by_phase: dict[str, float] = {}
-    host = gpu = 0.0  # seconds since the step began; the GPU's clock is never behind the host's
-    for phase, numbers in issued.runs:
-        began = gpu
-        for number in numbers:
-            if not is_gpus[number]:
-                kernel = issued.kernels[number]
-                host, gpu = _beside_the_gpu(kernel, seconds[number], pace, bus, link, (host, gpu))
-                continue
-            host += pace.host_s
-            if gpu < host:
-                gpu = host
-            gpu += seconds[number]
-            if waits[number]:
-                host = gpu
-        by_phase[phase] = by_phase.get(phase, 0.0) + gpu - began
-    if issued.runs and bus.now > gpu:  # the last copies
-        by_phase[issued.runs[-1][0]] += bus.now - gpu
-        bus.waited_s += bus.now - gpu
-        gpu = bus.now
-    return _Wound(
-        step_s=gpu,
-        busy_s=_busy(issued, times, link),
-        by_phase=by_phase,
-        waited_s=bus.waited_s,
-        communication_s=link.busy_s,
-        exposed_s=link.waited_s,
-    )
+    def wind(self, pace: Pace) -> _Wound:
+        times = [kernel.at(pace) for kernel in self.kernels]
+        seconds = _array([time_s for time_s, _ in times])
+        clocks = Clocks()
+        for order, repeats in self.parts:
+            paced = order.paced(seconds, pace)
+            for _ in range(repeats):
+                paced.wind(clocks)
+        step_s = clocks.end()
+        return _Wound(
+            step_s=step_s,
+            busy_s=self._busy(times, clocks),
+            by_phase=clocks.by_phase,
+            waited_s=clocks.bus.waited_s,
+            communication_s=clocks.link.busy_s,
+            exposed_s=clocks.link.waited_s,
+        )
+
+    def _busy(self, times: Sequence[tuple[float, Bound]], clocks: Clocks) -> dict[Bound, float]:
+        """The GPU's seconds by what decides them."""
+        busy: dict[Bound, float] = {}
+        for kernel, (time_s, bound), count in zip(self.kernels, times, self.counts, strict=True):
+            if kernel.is_gpus:
+                busy[bound] = busy.get(bound, 0.0) + time_s * count
+        if clocks.link.busy_s:
+            busy["communication"] = clocks.link.waited_s
+        return busy
 
 
-def _beside_the_gpu(
-    kernel: PricedKernel,
-    seconds: float,
-    pace: Pace,
-    bus: _Bus,
-    link: LinkClock,
-    clocks: tuple[float, float],
-) -> tuple[float, float]:
-    """The clocks of host and GPU after what the bus, the host or the link does."""
-    host, gpu = clocks
-    if kernel.role == "wait":
-        return host, link.wait(kernel.num_pending, gpu)
-    if kernel.role != "kernel":
-        link.begin(seconds, host, None if kernel.role == "gather" else gpu)
-        return host, gpu
-    return bus.run(kernel.place, seconds, host + pace.host_s, gpu)
+def _priced(work: Work, rates: Rates, num_gpus: int) -> _Step | None:
+    """None if an op computes at a rate that nobody knows."""
+    bandwidth = rates.bandwidth_bytes_per_s
+    if not work.kernels or not bandwidth or (num_gpus > 1 and rates.link is None):
+        return None
+    kernels = [kernel_of(op, rates, bandwidth) for op in work.kernels]
+    known = [kernel for kernel in kernels if kernel is not None]
+    return _Step(kernels=known) if len(known) == len(kernels) else None
 
 
-def _busy(
-    issued: _Issued, times: Sequence[tuple[float, Bound]], link: LinkClock
-) -> dict[Bound, float]:
-    """The GPU's seconds by what decides them."""
-    busy: dict[Bound, float] = {}
-    for number, count in Counter(n for _, numbers in issued.runs for n in numbers).items():
-        if issued.kernels[number].is_gpus:
-            time_s, bound = times[number]
-            busy[bound] = busy.get(bound, 0.0) + time_s * count
-    if link.busy_s:
-        busy["communication"] = link.waited_s
-    return busy
+def _parts(
+    work: Work, kernels: Sequence[PricedKernel], num_micro_steps: int | None
+) -> list[tuple[Order, int]]:
+    phases = tuple(dict.fromkeys(op.phase for op in work.kernels))
+    codes = _array([phases.index(op.phase) for op in work.kernels]).astype(int)
+    return [
+        (Order(kernels, numbers, codes[numbers], phases), repeats)
+        for numbers, repeats in parts_of_work(work, num_micro_steps)
+    ]
+
+
+def _array(numbers: Sequence[float]) -> NDArray[np.float64]:
+    import numpy as np
+
+    return np.array(numbers, dtype=np.float64)
 
 
 def _bound_by(wound: _Wound) -> Bound:
@@ -258,23 +211,3 @@ def _bound_by(wound: _Wound) -> Bound:
     shares = {**wound.busy_s, "host and bus": wound.waited_s}
     shares["kernel launches"] = shares.get("kernel launches", 0.0) + idle_s
     return max(shares, key=lambda bound: shares[bound])
-
-
-def _issued(ops: Sequence[Op], rates: Rates, bandwidth: float) -> _Issued | None:
-    """None if an op computes at a rate that nobody knows."""
-    numbers: dict[tuple[str, str, int, int, int], int] = {}
-    kernels: list[PricedKernel] = []
-    runs: list[tuple[str, list[int]]] = []
-    for op in ops:
-        key = (op.name, op.dtype, op.flops, op.moved_bytes, op.num_pending)
-        number = numbers.get(key)
-        if number is None:
-            kernel = kernel_of(op, rates, bandwidth)
-            if kernel is None:
-                return None
-            number = numbers[key] = len(kernels)
-            kernels.append(kernel)
-        if not runs or runs[-1][0] != op.phase:
-            runs.append((op.phase, []))
-        runs[-1][1].append(number)
-    return _Issued(kernels=kernels, runs=runs)

@@ -1,25 +1,25 @@
-"""A footprint, a GPU -> the seconds of a step at any micro-batch and accumulation, at once.
+"""Footprints of forward and backward and of an optimizer's step, a GPU -> the seconds of a step.
 
-The same two clocks as `speed.estimate`, for a planner that asks hundreds of times: the GPU ends
-when the op that it waited for longest, and all after it, are done, which is a maximum over running
-sums. Each micro-step after the third takes what the third took. Where something goes over the bus
-or between GPUs there are more clocks, and it is `speed.estimate` itself that answers.
+At any micro-batch and accumulation, as `speed.estimate` has it, for a planner that asks hundreds of
+times: each footprint is priced once, each of its parts is wound once at each micro-batch, and what
+optimizers do comes after all the rest. Each micro-step after the third takes what the third took.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
-from oomph.predicting.communication import COMMUNICATION
+from oomph.predicting.communication import COMMUNICATION, link_between
 from oomph.predicting.footprint import Footprint
-from oomph.predicting.kernels import WAITED_FOR, is_beside_the_gpu, kernel_of
-from oomph.predicting.micro_steps import second_micro_step
+from oomph.predicting.kernels import PricedKernel, kernel_of
+from oomph.predicting.micro_steps import between, second_micro_step
 from oomph.predicting.paces import LIKELY
 from oomph.predicting.rates import MatmulPrecision, Rates
-from oomph.predicting.speed import likely_seconds
+from oomph.predicting.winding import Clocks, Order, Paced
 from oomph.records.catalog import GpuModel
+from oomph.records.trace import Op
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,124 +29,250 @@ if TYPE_CHECKING:
     Seconds = NDArray[np.float64]
 
 _SIMULATED = 3  # micro-steps
+_GIGA = 10**9  # bytes or operations: enough for a difference to be exact
+
+
+class _UnitPrice(NamedTuple):
+    """Of a kind of kernel, at the likely pace."""
+
+    kernel: PricedKernel
+    flop_s: float
+    byte_s: float
+    least_s: float  # what one takes, however little it does
+    fixed_s: float  # that comes on top, as for a collective
+
+
+class Prices:
+    """What kernels take on a GPU, each kind found out once."""
+
+    def __init__(
+        self, model: GpuModel, matmul_precision: MatmulPrecision = "fp32", num_gpus: int = 1
+    ) -> None:
+        link = link_between(model, num_gpus) if num_gpus > 1 else None
+        self._rates = Rates(model, matmul_precision, link)
+        self._known: dict[tuple[str, str, bool, int], _UnitPrice | None] = {}
+
+    def of(self, name: str, dtype: str, *, has_flops: bool, num_pending: int) -> _UnitPrice | None:
+        """None if a rate is needed that nobody knows."""
+        key = name, dtype, has_flops, num_pending
+        if key not in self._known:
+            self._known[key] = self._found(*key)
+        return self._known[key]
+
+    def _found(self, name: str, dtype: str, has_flops: bool, num_pending: int) -> _UnitPrice | None:
+        bandwidth = self._rates.bandwidth_bytes_per_s
+        if not bandwidth:
+            return None
+        nothing, giga = (
+            kernel_of(
+                Op(
+                    name=name,
+                    phase="forward",
+                    flops=amount * has_flops,
+                    moved_bytes=amount,
+                    dtype=dtype,
+                    num_pending=num_pending,
+                ),
+                self._rates,
+                bandwidth,
+            )
+            for amount in (0, _GIGA)
+        )
+        if nothing is None or giga is None:
+            return None
+        if not giga.is_gpus:
+            fixed_s = nothing.at(LIKELY)[0]
+            return _UnitPrice(giga, 0.0, (giga.at(LIKELY)[0] - fixed_s) / _GIGA, 0.0, fixed_s)
+        if not giga.runs:
+            return _UnitPrice(giga, 0.0, 0.0, 0.0, 0.0)
+        flop_s, byte_s = (seconds / _GIGA for seconds in giga.unit_seconds(LIKELY))
+        return _UnitPrice(giga, flop_s, byte_s, LIKELY.kernel_s, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class PricedFootprint:
+    """The work of a footprint on one GPU: its kernels' seconds at any micro-batch."""
+
+    footprint: Footprint
+    prices: Prices
+
+    @functools.cached_property
+    def _of_kernels(self) -> tuple[_UnitPrice, ...] | None:
+        found = [
+            self.prices.of(
+                kernel.name,
+                kernel.dtype,
+                has_flops=bool(kernel.fixed_flops or kernel.grown_flops),
+                num_pending=kernel.num_pending,
+            )
+            for kernel in self.footprint.kernels
+        ]
+        known = tuple(price for price in found if price is not None)
+        return known if len(known) == len(found) else None
+
+    @property
+    def is_known(self) -> bool:
+        return self._of_kernels is not None
+
+    @functools.cached_property
+    def _columns(self) -> Seconds:
+        """Seconds of arithmetic and of traffic, fixed and per example; least; on top."""
+        import numpy as np
+
+        rows = [
+            (
+                kernel.fixed_flops * price.flop_s,
+                kernel.grown_flops * price.flop_s,
+                kernel.fixed_moved_bytes * price.byte_s,
+                kernel.grown_moved_bytes * price.byte_s,
+                price.least_s,
+                price.fixed_s,
+            )
+            for kernel, price in zip(self.footprint.kernels, self._of_kernels or (), strict=True)
+        ]
+        columns: Seconds = np.array(rows, dtype=np.float64).reshape(-1, 6).T
+        return columns
+
+    def seconds(self, micro_batch: int) -> Seconds:
+        import numpy as np
+
+        flops, more_flops, moved, more_moved, least, on_top = self._columns
+        work = np.maximum(flops + more_flops * micro_batch, moved + more_moved * micro_batch)
+        seconds: Seconds = np.maximum(work, least) + on_top
+        return seconds
+
+    def order(self, op: Numbers) -> Order:
+        import numpy as np
+
+        kernels = [price.kernel for price in self._of_kernels or ()]
+        return Order(kernels, op, np.zeros(len(op), dtype=np.int64), ("",))
+
+    @functools.cached_property
+    def is_of_any_account(self) -> NDArray[np.bool_]:
+        """Which kernels are: without a collective there is none to wait for."""
+        import numpy as np
+
+        names = [kernel.name for kernel in self.footprint.kernels]
+        sends = any(name in COMMUNICATION for name in names)
+        return np.array([sends or name != "wait" for name in names], dtype=bool)
+
+    @functools.cached_property
+    def is_of_step(self) -> NDArray[np.bool_]:
+        """Which ops are of the optimizer's step."""
+        import numpy as np
+
+        of_step = np.array([k.phase == "step" for k in self.footprint.kernels], dtype=bool)
+        found: NDArray[np.bool_] = of_step[self.footprint.op]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class MicroSteps:
+    """All of a step but the optimizer's own: its clocks after any number of micro-steps."""
+
+    priced: PricedFootprint
+    has_step: bool = False  # the optimizer runs in backward: all ops belong here
+    _known: dict[tuple[int, int], Clocks] = field(default_factory=dict)
+    _unfinished: dict[tuple[int, int], Clocks] = field(default_factory=dict)
+    _wound: dict[int, tuple[Paced, ...]] = field(default_factory=dict)
+
+    def clocks(self, micro_batch: int, num: int) -> Clocks:
+        """The clocks after so many micro-steps, free to be wound on."""
+        return self._finished(micro_batch, num).copy()
+
+    def one_more_s(self, micro_batch: int, num: int) -> float:
+        """What the last of so many micro-steps takes."""
+        return self._finished(micro_batch, num).gpu - self._finished(micro_batch, num - 1).gpu
+
+    def _finished(self, micro_batch: int, num: int) -> Clocks:
+        key = micro_batch, num
+        if key not in self._known:
+            clocks = self._all_but_after(micro_batch, num)
+            self._paced(micro_batch)[-1].wind(clocks)
+            self._known[key] = clocks
+        return self._known[key]
+
+    def _all_but_after(self, micro_batch: int, num: int) -> Clocks:
+        _, middle, last, _ = self._paced(micro_batch)
+        if num == 1 or middle is last:
+            return self._unfinished_after(micro_batch, num)
+        clocks = self._unfinished_after(micro_batch, num - 1)
+        last.wind(clocks)
+        return clocks
+
+    def _unfinished_after(self, micro_batch: int, num: int) -> Clocks:
+        """After so many micro-steps of which none is the last that differs from the others."""
+        key = micro_batch, num
+        if key not in self._unfinished:
+            first, middle, _, _ = self._paced(micro_batch)
+            clocks = Clocks() if num == 1 else self._unfinished_after(micro_batch, num - 1)
+            (first if num == 1 else middle).wind(clocks)
+            self._unfinished[key] = clocks
+        return self._unfinished[key].copy()
+
+    def _paced(self, micro_batch: int) -> tuple[Paced, ...]:
+        if micro_batch not in self._wound:
+            seconds = self.priced.seconds(micro_batch)
+            paced = {id(part): part.paced(seconds, LIKELY) for part in self._parts}
+            self._wound[micro_batch] = tuple(paced[id(part)] for part in self._parts)
+        return self._wound[micro_batch]
+
+    @functools.cached_property
+    def _parts(self) -> tuple[Order, ...]:
+        """The first micro-step, one in the middle, the last, and what comes after."""
+        kernels = self.priced.footprint.kernels
+        op = self.priced.footprint.op
+        if not self.has_step:
+            op = op[~self.priced.is_of_step]
+        op = op[self.priced.is_of_any_account[op]]
+        second = second_micro_step([kernel.phase for kernel in kernels], op)
+        first, last, after = op[: second.start], op[second.start : second.stop], op[second.stop :]
+        middle = between([kernel.name for kernel in kernels], first, last)
+        orders = {id(part): self.priced.order(part) for part in (first, middle, last, after)}
+        return tuple(orders[id(part)] for part in (first, middle, last, after))
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizerStep:
+    """The optimizer's own part of a step."""
+
+    priced: PricedFootprint
+
+    @functools.cached_property
+    def paced(self) -> Paced:
+        order = self.priced.order(self.priced.footprint.op[self.priced.is_of_step])
+        return order.paced(self.priced.seconds(0), LIKELY)
 
 
 @dataclass(frozen=True, eq=False)
 class StepTimes:
     """The time of one way to train on one GPU."""
 
-    footprint: Footprint
-    model: GpuModel
-    matmul_precision: MatmulPrecision = "fp32"
-    num_gpus: int = 1
+    micro_steps: MicroSteps
+    step: OptimizerStep | None  # None: there is none beside
 
     def seconds(self, micro_batch: int, accumulation: int) -> float | None:
         """Of one optimizer step; None if a rate is needed that nobody knows."""
-        simulated = self._simulated(micro_batch, min(accumulation, _SIMULATED))
-        if simulated is None or accumulation <= _SIMULATED:
-            return simulated
-        one_less = self._simulated(micro_batch, _SIMULATED - 1) or 0.0
-        return simulated + (accumulation - _SIMULATED) * (simulated - one_less)
-
-    def _simulated(self, micro_batch: int, num_micro_steps: int) -> float | None:
-        if self.has_other_clocks:
-            return self._by_all_clocks(micro_batch, num_micro_steps)
-        times = self._times(micro_batch)
-        if times is None:
+        is_known = self.step is None or self.step.priced.is_known
+        if not is_known or not self.micro_steps.priced.is_known:
             return None
-        order = self._orders[num_micro_steps - 1]
-        return _wind(times[order], self._is_waited_for[order])
-
-    def _by_all_clocks(self, micro_batch: int, num_micro_steps: int) -> float | None:
-        """Where something goes over a bus or between GPUs, beside what the GPU does."""
-        kernels = [kernel.at(micro_batch) for kernel in self.footprint.kernels]
-        ops = [kernels[number] for number in self._orders[num_micro_steps - 1]]
-        return likely_seconds(ops, self.model, self.matmul_precision, self.num_gpus)
-
-    @functools.cached_property
-    def has_other_clocks(self) -> bool:
-        return any(is_beside_the_gpu(kernel.name) for kernel in self.footprint.kernels)
-
-    def _times(self, micro_batch: int) -> Seconds | None:
-        """Of each different kernel: its arithmetic, its traffic, or the least that one takes."""
-        import numpy as np
-
-        if self._prices is None:
-            return None
-        flops, moved, runs = self._prices
-        work = np.maximum(flops[0] + flops[1] * micro_batch, moved[0] + moved[1] * micro_batch)
-        times: Seconds = np.maximum(work, LIKELY.kernel_s) * runs
-        return times
-
-    @functools.cached_property
-    def _prices(self) -> tuple[Seconds, Seconds, Seconds] | None:
-        """Seconds of arithmetic and traffic, fixed and per example, and whether it runs at all."""
-        import numpy as np
-
-        bandwidth = self.model.memory_bandwidth_bytes_per_s
-        if not bandwidth:
-            return None
-        rates = Rates(self.model, self.matmul_precision)
-        rows = []
-        for kernel in self.footprint.kernels:
-            one = kernel._replace(fixed_flops=1, grown_flops=0, fixed_moved_bytes=1).at(0)
-            has_flops = kernel.fixed_flops or kernel.grown_flops
-            priced = kernel_of(one if has_flops else replace(one, flops=0), rates, bandwidth)
-            if priced is None:
-                return None
-            flop_s, byte_s = priced.unit_seconds(LIKELY)
-            rows.append(
-                (
-                    kernel.fixed_flops * flop_s,
-                    kernel.grown_flops * flop_s,
-                    kernel.fixed_moved_bytes * byte_s,
-                    kernel.grown_moved_bytes * byte_s,
-                    float(priced.runs),
-                )
-            )
-        columns = np.array(rows, dtype=np.float64).reshape(-1, 5).T
-        return columns[:2], columns[2:4], columns[4]
-
-    @functools.cached_property
-    def _orders(self) -> tuple[Numbers, ...]:
-        """The ops of a step with 1, 2 and 3 micro-steps."""
-        import numpy as np
-
-        op = self.footprint.op
-        second = second_micro_step([self.footprint.kernels[number].phase for number in op])
-        before, last, after = np.split(op, [second.start, second.stop])
-        between = last
-        if not self._sends[before].any():  # only after the last micro-step: DDP's no_sync
-            between = last[~self._sends[last]]
-        return (
-            np.concatenate([before, after]),
-            np.concatenate([before, last, after]),
-            np.concatenate([before, between, last, after]),
-        )
-
-    @functools.cached_property
-    def _sends(self) -> NDArray[np.bool_]:
-        import numpy as np
-
-        names = (*COMMUNICATION, "wait")
-        return np.array([kernel.name in names for kernel in self.footprint.kernels], dtype=bool)
-
-    @functools.cached_property
-    def _is_waited_for(self) -> NDArray[np.bool_]:
-        import numpy as np
-
-        return np.array([kernel.name in WAITED_FOR for kernel in self.footprint.kernels])
+        num_simulated = min(accumulation, _SIMULATED)
+        clocks = self.micro_steps.clocks(micro_batch, num_simulated)
+        more_s = 0.0
+        if accumulation > num_simulated:  # all is in its stride
+            one_more_s = self.micro_steps.one_more_s(micro_batch, num_simulated)
+            more_s = (accumulation - num_simulated) * one_more_s
+        if self.step is not None:
+            self.step.paced.wind(clocks)
+        return clocks.end() + more_s
 
 
-def _wind(seconds: Seconds, is_waited_for: NDArray[np.bool_]) -> float:
-    """The end of the last op, for both clocks at 0 when the first is issued."""
-    import numpy as np
-
-    waits = np.flatnonzero(is_waited_for)
-    total_s = 0.0
-    for part in np.split(seconds, waits + 1):  # the host goes on when the GPU is done
-        if len(part):
-            issued = np.arange(1, len(part) + 1) * LIKELY.host_s
-            before = np.concatenate([[0.0], np.cumsum(part)[:-1]])
-            total_s += float((issued - before).max() + part.sum())
-    return total_s
+def step_times(
+    footprint: Footprint,
+    model: GpuModel,
+    matmul_precision: MatmulPrecision = "fp32",
+    num_gpus: int = 1,
+) -> StepTimes:
+    """Of a footprint that has its optimizer's step."""
+    priced = PricedFootprint(footprint, Prices(model, matmul_precision, num_gpus))
+    return StepTimes(MicroSteps(priced, has_step=True), None)

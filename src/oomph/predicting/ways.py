@@ -7,7 +7,7 @@ A variant is one of the first, one of the second, a micro-batch, with or without
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from oomph.predicting.allocator import CachingAllocator
@@ -15,9 +15,16 @@ from oomph.predicting.allocator_settings import AllocatorSettings
 from oomph.predicting.device import SimulatedDevice
 from oomph.predicting.footprint import Footprint
 from oomph.predicting.footprint_changes import with_step_of, without_accumulation
+from oomph.predicting.rates import MatmulPrecision
 from oomph.predicting.replay import Replayed, replay
 from oomph.predicting.step_parts import StepParts, parts_of
-from oomph.predicting.step_times import StepTimes
+from oomph.predicting.step_times import (
+    MicroSteps,
+    OptimizerStep,
+    PricedFootprint,
+    Prices,
+    StepTimes,
+)
 from oomph.records.catalog import GpuModel
 from oomph.records.workload import Variant
 
@@ -97,8 +104,11 @@ class Ways:
     _step_parts: dict[Step, StepParts] = field(default_factory=dict)
     _least: dict[tuple[Family, Step, bool, int], int] = field(default_factory=dict)
     _seconds: dict[tuple[Family, Step, str, int, int], float | None] = field(default_factory=dict)
-    _times: dict[tuple[Family, Step, bool, str], StepTimes] = field(default_factory=dict)
-    _steps_alone: dict[Step, float | None] = field(default_factory=dict)
+    _known_prices: dict[tuple[MatmulPrecision, int], Prices] = field(default_factory=dict)
+    _micro_steps: dict[tuple[Family, MatmulPrecision], MicroSteps] = field(default_factory=dict)
+    _optimizer_steps: dict[tuple[Step, MatmulPrecision], OptimizerStep] = field(
+        default_factory=dict
+    )
 
     def knows(self, variant: Variant) -> bool:
         """Whether all that it is made of was rehearsed."""
@@ -149,37 +159,32 @@ class Ways:
         family, step = family_of(variant), step_of(variant)
         key = family, step, variant.precision, variant.micro_batch, variant.accumulation
         if key not in self._seconds:
-            self._seconds[key] = self._found_seconds(variant, family, step)
+            matmul: MatmulPrecision = "tf32" if variant.precision == "tf32" else "fp32"
+            self._seconds[key] = StepTimes(
+                self._micro_steps_of(family, matmul),
+                None if family.in_backward else self._optimizer_step_of(step, matmul),
+            ).seconds(variant.micro_batch, variant.accumulation)
         return self._seconds[key]
 
-    def _found_seconds(self, variant: Variant, family: Family, step: Step) -> float | None:
-        times = self._times_of(variant, family, step)
-        if not times.has_other_clocks or step.optimizer == "as-is" or family.in_backward:
-            return times.seconds(variant.micro_batch, variant.accumulation)
-        # Where the bus or a link has a clock of its own a step is wound op by op, which is slow:
-        # the optimizers' steps, which come after all of that, are told apart by their own times.
-        plain = replace(variant, optimizer="as-is")
-        whole, mine, theirs = self.seconds(plain), self._alone(step), self._alone(step_of(plain))
-        if whole is None or mine is None or theirs is None:
-            return None
-        return whole + mine - theirs
+    def _micro_steps_of(self, family: Family, matmul: MatmulPrecision) -> MicroSteps:
+        key = family, matmul
+        if key not in self._micro_steps:
+            priced = PricedFootprint(self.families[family], self._prices(matmul, family.num_gpus))
+            self._micro_steps[key] = MicroSteps(priced, has_step=family.in_backward)
+        return self._micro_steps[key]
 
-    def _alone(self, step: Step) -> float | None:
-        """The seconds of an optimizer's step by itself."""
-        if step not in self._steps_alone:
-            self._steps_alone[step] = StepTimes(self.steps[step], self.model).seconds(2, 1)
-        return self._steps_alone[step]
+    def _optimizer_step_of(self, step: Step, matmul: MatmulPrecision) -> OptimizerStep:
+        key = step, matmul
+        if key not in self._optimizer_steps:
+            priced = PricedFootprint(self.steps[step], self._prices(matmul, step.num_gpus))
+            self._optimizer_steps[key] = OptimizerStep(priced)
+        return self._optimizer_steps[key]
 
-    def _times_of(self, variant: Variant, family: Family, step: Step) -> StepTimes:
-        which = family, step, variant.accumulation == 1, variant.precision
-        if which not in self._times:
-            self._times[which] = StepTimes(
-                self.footprint(variant),
-                self.model,
-                "tf32" if variant.precision == "tf32" else "fp32",
-                variant.num_gpus,
-            )
-        return self._times[which]
+    def _prices(self, matmul: MatmulPrecision, num_gpus: int) -> Prices:
+        key = matmul, num_gpus
+        if key not in self._known_prices:
+            self._known_prices[key] = Prices(self.model, matmul, num_gpus)
+        return self._known_prices[key]
 
     def reserved_bytes(self, variant: Variant) -> int:
         """What torch's allocator reserves on a GPU that has no end."""

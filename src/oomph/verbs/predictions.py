@@ -213,9 +213,14 @@ def _at_micro_batch(traced: Traced) -> Trace | None:
 def step_time(trace: Trace, variant: Variant, model: GpuModel) -> StepTime | None:
     from oomph.predicting import speed
 
-    ops = speed.with_micro_steps(trace.ops, variant.accumulation)
     precision: MatmulPrecision = "tf32" if variant.precision == "tf32" else "fp32"
-    return speed.estimate(ops, model, matmul_precision=precision, num_gpus=variant.num_gpus)
+    return speed.estimate(
+        trace.ops,
+        model,
+        matmul_precision=precision,
+        num_gpus=variant.num_gpus,
+        num_micro_steps=variant.accumulation,
+    )
 
 
 def _check_measured_step(
