@@ -12,6 +12,8 @@ from predicting.test_footprint import footprint
 
 from oomph.predicting.footprint import Footprint
 from oomph.predicting.ways import family_of, step_of
+from oomph.predicting.weighing import Weighed
+from oomph.records.prediction import Moment
 from oomph.records.workload import Variant
 from oomph.verbs import kept_rehearsals
 from oomph.verbs.rehearsals import Rehearsed
@@ -42,6 +44,16 @@ def rehearsed(*files: Path) -> Rehearsed:
         not_affine={family_of(Variant(micro_batch=1))},
         exact={HOW: found},
         replays={"one": 1 << 40},
+        weighed={
+            "one": Weighed(
+                allocated_bytes=1,
+                reserved_bytes=2,
+                reserved_with_outputs_bytes=3,
+                by_category={"parameters": 1},
+                by_module={"layer": 1},
+                peak_at=Moment(step=2, phase="backward", op="mm", module="layer"),
+            )
+        },
     )
 
 
@@ -88,3 +100,36 @@ def test_what_cannot_be_read_is_made_anew(place: tuple[Path, str], content: byte
     kept_rehearsals.keep(place, CAPABILITY, rehearsed(place[0]))
     kept_rehearsals._path(place, CAPABILITY).write_bytes(content)
     assert kept_rehearsals.find(place, CAPABILITY) is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"hashes": [], "replays": {}, "weighed": {}}', b"\x00" * 100]
+)
+def test_replays_that_cannot_be_read_are_made_anew(place: tuple[Path, str], content: bytes) -> None:
+    kept_rehearsals.keep(place, CAPABILITY, rehearsed(place[0]))
+    beside = kept_rehearsals._path(place, CAPABILITY).with_suffix(".json")
+    beside.write_bytes(content)
+    found = kept_rehearsals.find(place, CAPABILITY)
+    assert found is not None
+    assert (found.replays, found.weighed) == ({}, {})
+    assert found.families
+
+
+def test_what_is_replayed_later_is_kept_beside(place: tuple[Path, str]) -> None:
+    known = rehearsed(place[0])
+    kept_rehearsals.keep(place, CAPABILITY, known)
+    known.replays["two"] = 2
+    kept_rehearsals.keep_replays(place, CAPABILITY, known)
+    found = kept_rehearsals.find(place, CAPABILITY)
+    assert found is not None
+    assert found.replays["two"] == 2
+
+
+def test_replays_of_other_rehearsals_are_not_taken_for_these(place: tuple[Path, str]) -> None:
+    kept_rehearsals.keep(place, CAPABILITY, rehearsed(place[0]))
+    beside = kept_rehearsals._path(place, CAPABILITY).with_suffix(".json")
+    of_others = beside.read_bytes().replace(b'"hashes": ["', b'"hashes": ["0')
+    beside.write_bytes(of_others)
+    found = kept_rehearsals.find(place, CAPABILITY)
+    assert found is not None
+    assert found.replays == {}

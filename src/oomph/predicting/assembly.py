@@ -12,17 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from oomph.predicting.allocator_settings import AllocatorSettings
-from oomph.predicting.kept_outputs import with_outputs_kept
 from oomph.predicting.kernels import BUS
 from oomph.predicting.micro_steps import parts_of_work
 from oomph.predicting.overhead import NOTHING, Interval, nccl, together
 from oomph.predicting.speed import StepTime
-from oomph.predicting.timeline import by_category, by_module, find_peak, moment_of
-from oomph.predicting.work import work_of
-from oomph.predicting.workspace_replays import WorkspaceReplays
+from oomph.predicting.weighing import Weights, weights_of
+from oomph.predicting.work import Work, work_of
 from oomph.records.prediction import Prediction, StepFrom, Unknown, Verdict
 from oomph.records.sharding import num_groups
-from oomph.records.trace import Op, Trace
+from oomph.records.trace import Trace
 from oomph.records.workload import How, Variant
 from oomph.units import MIB
 
@@ -72,22 +70,44 @@ def assemble(
     notes: Sequence[str] = (),
 ) -> Prediction:
     """The prediction for one trace on one card."""
-    outside = card.outside(has_convolutions=bool(trace.convolutions))
-    settings = settings or AllocatorSettings()
-    replays = WorkspaceReplays(trace, settings, has_fast_tf32=card.has_fast_tf32)
+    weights = weights_of(trace, settings or AllocatorSettings(), has_fast_tf32=card.has_fast_tf32)
+    return assemble_weights(
+        weights,
+        variant,
+        card,
+        host_bytes=trace.host_peak_bytes,
+        bus_bytes=bus_bytes(work_of(trace.ops), variant.accumulation),
+        time=time,
+        step_from=step_from,
+        notes=(*trace.notes, *notes),
+        doubt=trace.doubt,
+    )
+
+
+def assemble_weights(
+    weights: Weights,
+    variant: Variant,
+    card: Card,
+    *,
+    host_bytes: int = 0,
+    bus_bytes: int = 0,
+    time: StepTime | None = None,
+    step_from: StepFrom = "datasheet",
+    notes: tuple[str, ...] = (),
+    doubt: str | None = None,
+) -> Prediction:
+    """The same for a trace of which all that counts is known already."""
+    outside = card.outside(has_convolutions=weights.has_convolutions)
     limit_bytes = card.usable.likely_bytes - outside.likely_bytes
-    on_card, replayed = replays.likely(limit_bytes)
+    on_card, replayed = weights.replays.likely(limit_bytes)
     reserved = replayed.peak_reserved_bytes
-    least, most = replays.reserved_bytes(limit_bytes)
-    if trace.measures_convolutions:
+    least, most = weights.replays.reserved_bytes(limit_bytes)
+    if weights.measures_convolutions:
         most = max(most, limit_bytes)
-    kept = replays.of(with_outputs_kept(trace))
-    of_outputs = max(kept.likely(limit_bytes)[1].peak_reserved_bytes - reserved, 0)
+    with_outputs = weights.with_outputs.likely(limit_bytes)[1].peak_reserved_bytes
+    of_outputs = max(with_outputs - reserved, 0)
     below, above = _unseen(reserved, variant)
-    verdict = _verdict(replays, kept, card.usable, outside, above)
-    if trace.doubt and verdict == "yes":
-        verdict = "uncertain"
-    peak = find_peak(trace)
+    verdict = _verdict(weights, card.usable, outside, above)
     return Prediction(
         gpu=card.name,
         variant=variant,
@@ -97,13 +117,13 @@ def assemble(
         low_bytes=least + outside.low_bytes - below,
         high_bytes=most + of_outputs + outside.high_bytes + above,
         capacity_bytes=card.usable.likely_bytes,
-        fits=verdict,
+        fits="uncertain" if doubt and verdict == "yes" else verdict,
         num_retries=on_card.num_retries,
-        by_category=by_category(peak.holders),
-        by_module=by_module(peak.holders),
-        peak_at=moment_of(trace, peak.at_event),
-        host_bytes=trace.host_peak_bytes,
-        bus_bytes=_bus_bytes(trace.ops, variant.accumulation),
+        by_category=weights.by_category,
+        by_module=weights.by_module,
+        peak_at=weights.peak_at,
+        host_bytes=host_bytes,
+        bus_bytes=bus_bytes,
         step_s=None if time is None else time.step_s,
         step_low_s=None if time is None else time.low_s,
         step_high_s=None if time is None else time.high_s,
@@ -112,10 +132,10 @@ def assemble(
         unknowns=(
             _unseen_as_unknown(below, above),
             *_of_outputs(of_outputs),
-            *_unknowns(trace, card, (least - reserved, most - reserved)),
+            *_unknowns(weights, card, (least - reserved, most - reserved)),
         ),
-        notes=(*trace.notes, *notes),
-        doubt=trace.doubt,
+        notes=notes,
+        doubt=doubt,
     )
 
 
@@ -128,25 +148,20 @@ def _unseen(reserved_bytes: int, how: How) -> tuple[int, int]:
     )
 
 
-def _verdict(
-    replays: WorkspaceReplays,
-    kept: WorkspaceReplays,
-    usable: Interval,
-    context: Interval,
-    unseen_bytes: int,
-) -> Verdict:
+def _verdict(weights: Weights, usable: Interval, context: Interval, unseen_bytes: int) -> Verdict:
     """Does it fit at the best of what is unknown, and at the worst?"""
-    if not replays.any_fits(usable.high_bytes - context.low_bytes):
+    if not weights.replays.any_fits(usable.high_bytes - context.low_bytes):
         return "no"
     worst = usable.low_bytes - context.high_bytes - unseen_bytes
-    return "yes" if replays.all_fit(worst) and kept.likely_fits(worst) else "uncertain"
+    fits = weights.replays.all_fit(worst) and weights.with_outputs.likely_fits(worst)
+    return "yes" if fits else "uncertain"
 
 
-def _bus_bytes(ops: Sequence[Op], num_micro_steps: int) -> int:
-    if not any(op.name in BUS for op in ops):
-        return 0
-    work = work_of(ops)
+def bus_bytes(work: Work, num_micro_steps: int) -> int:
+    """What goes over the bus in a step of so many micro-steps."""
     moved = [op.moved_bytes if op.name in BUS else 0 for op in work.kernels]
+    if not any(moved):
+        return 0
     return sum(
         repeats * sum(moved[number] for number in numbers.tolist())
         for numbers, repeats in parts_of_work(work, num_micro_steps)
@@ -178,7 +193,7 @@ def _of_outputs(more_bytes: int) -> list[Unknown]:
     ]
 
 
-def _unknowns(trace: Trace, card: Card, workspace: tuple[int, int]) -> list[Unknown]:
+def _unknowns(weights: Weights, card: Card, workspace: tuple[int, int]) -> list[Unknown]:
     context, usable = card.context, card.usable
     found = []
     if context.low_bytes != context.high_bytes:
@@ -208,15 +223,15 @@ def _unknowns(trace: Trace, card: Card, workspace: tuple[int, int]) -> list[Unkn
                 settled_by="oomph calibrate, once, on a machine with this GPU",
             )
         )
-    return found + (_of_convolutions(trace, card, workspace) if trace.convolutions else [])
+    return found + (_of_convolutions(weights, card, workspace) if weights.has_convolutions else [])
 
 
-def _of_convolutions(trace: Trace, card: Card, workspace: tuple[int, int]) -> list[Unknown]:
+def _of_convolutions(weights: Weights, card: Card, workspace: tuple[int, int]) -> list[Unknown]:
     measures = ", which cuDNN measures here (torch.backends.cudnn.benchmark)"
     found = [
         Unknown(
             what="the workspace of cuDNN's convolutions, and the holes that it leaves"
-            + (measures if trace.measures_convolutions else ""),
+            + (measures if weights.measures_convolutions else ""),
             low_bytes=workspace[0],
             high_bytes=workspace[1],
             settled_by="torch.cuda.max_memory_reserved() after one step on the card",

@@ -98,7 +98,8 @@ class Ways:
     families: Mapping[Family, Footprint]
     steps: Mapping[Step, Footprint]
     model: GpuModel
-    known_replays: MutableMapping[str, int] = field(default_factory=dict)  # reserved bytes
+    # Of replays: the bytes reserved without a limit, and whether it passed (1) under one.
+    known_replays: MutableMapping[str, int] = field(default_factory=dict)
     _whole: dict[tuple[Family, Step, bool], Footprint] = field(default_factory=dict)
     _parts: dict[tuple[Family, bool], StepParts] = field(default_factory=dict)
     _step_parts: dict[Step, StepParts] = field(default_factory=dict)
@@ -188,10 +189,21 @@ class Ways:
 
     def reserved_bytes(self, variant: Variant) -> int:
         """What torch's allocator reserves on a GPU that has no end."""
-        key = repr((*family_of(variant), *step_of(variant), *_rest_of(variant)))
+        key = _key_of(variant)
         if key not in self.known_replays:
             self.known_replays[key] = self.replayed(variant, None).peak_reserved_bytes
         return self.known_replays[key]
+
+    def passes(self, variant: Variant, limit_bytes: int) -> bool:
+        """Whether it runs on a device of so many bytes, where a cache is given back if need be."""
+        if self.least_bytes(variant) > limit_bytes:
+            return False
+        if self.reserved_bytes(variant) <= limit_bytes:
+            return True
+        key = f"{_key_of(variant)} in {limit_bytes}"
+        if key not in self.known_replays:
+            self.known_replays[key] = self.replayed(variant, limit_bytes).ran_out_at is None
+        return bool(self.known_replays[key])
 
     def replayed(self, variant: Variant, limit_bytes: int | None) -> Replayed:
         """A replay on a device of so many bytes."""
@@ -201,5 +213,7 @@ class Ways:
         return replay(CachingAllocator(settings, device), sizes, events, streams)
 
 
-def _rest_of(variant: Variant) -> tuple[int, bool, bool]:
-    return variant.micro_batch, variant.accumulation == 1, variant.expandable_segments
+def _key_of(variant: Variant) -> str:
+    """Of all that decides its requests."""
+    rest = variant.micro_batch, variant.accumulation == 1, variant.expandable_segments
+    return repr((*family_of(variant), *step_of(variant), *rest))

@@ -1,4 +1,8 @@
-"""Rehearsals for plans that were made before -> the same, without importing torch again."""
+"""Rehearsals for plans that were made before -> the same, without importing torch again.
+
+Beside them lies what was replayed of them, in a file of its own: it grows with each question, and
+the rehearsals, which are larger, do not.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ if TYPE_CHECKING:
     from oomph.verbs.rehearsals import Rehearsed
 
 
-_MOST_ENTRIES = 20  # of some megabytes each
+_MOST_ENTRIES = 40  # two for each workload, of some megabytes
 
 
 def find(place: tuple[Path, str], capability: tuple[int, int]) -> Rehearsed | None:
@@ -25,7 +29,9 @@ def find(place: tuple[Path, str], capability: tuple[int, int]) -> Rehearsed | No
         footprints, facts = from_bytes(_path(place, capability).read_bytes())
         if hashes(facts["files"]) != facts["hashes"]:
             return None
-        return _rehearsed(footprints, facts)
+        found = _rehearsed(footprints, facts)
+        _find_replays(_path(place, capability), facts["hashes"], found)
+        return found
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
 
@@ -53,7 +59,46 @@ def keep(place: tuple[Path, str], capability: tuple[int, int], rehearsed: Rehear
     }
     path = _path(place, capability)
     if write(path, to_bytes(footprints, facts)):
+        keep_replays(place, capability, rehearsed)
         drop_oldest(path.parent, _MOST_ENTRIES)
+
+
+def keep_replays(place: tuple[Path, str], capability: tuple[int, int], found: Rehearsed) -> None:
+    """Keep what was replayed of rehearsals that are kept already."""
+    from oomph.records.stored import to_jsonable
+    from oomph.tracing.cache import hashes, write
+
+    content = {
+        "hashes": hashes(sorted({str(place[0].resolve()), *found.files})),
+        "replays": found.replays,
+        "weighed": to_jsonable(found.weighed),
+    }
+    path = _path(place, capability)
+    write(_beside(path), json.dumps(content).encode())
+
+
+def _find_replays(path: Path, hashes: list[str], found: Rehearsed) -> None:
+    """Those of the very rehearsals; what cannot be read is replayed again."""
+    from oomph.predicting.weighing import Weighed
+    from oomph.records.prediction import Moment
+
+    try:
+        content = json.loads(_beside(path).read_bytes())
+        if content["hashes"] != hashes:
+            return
+        replays = {str(key): int(value) for key, value in content["replays"].items()}
+        weighed = {
+            key: Weighed(**{**value, "peak_at": Moment(**value["peak_at"])})
+            for key, value in content["weighed"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return
+    found.replays.update(replays)
+    found.weighed.update(weighed)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_suffix(".json")
 
 
 _PLAIN = (
@@ -62,7 +107,6 @@ _PLAIN = (
     "costs",
     "torch_version",
     "notes",
-    "replays",
     "doubt",
     "has_convolutions",
 )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from oomph.predicting.footprint import Footprint
     from oomph.predicting.overhead import Interval
     from oomph.records.plan import Plans, Rejected, Shortfall, Timeline
-    from oomph.records.prediction import Prediction
+    from oomph.records.prediction import Prediction, Verdict
     from oomph.records.trace import Trace
     from oomph.records.workload import Variant
     from oomph.tracing.many import Rehearser
@@ -48,6 +48,7 @@ class Search:
         self.asked, self.target, self.workload, self.say = asked, target, workload, say
         self.rehearser: Rehearser | None = None
         self.refuted: set[Variant] = set()  # whose own rehearsal said otherwise
+        self._checked: dict[Variant, Checked] = {}
 
     def run(self, rehearser: Rehearser, known: Rehearsed | None = None) -> tuple[Drawn, Rehearsed]:
         """The answer, and what was rehearsed for it."""
@@ -186,18 +187,25 @@ class Search:
         """By replays of what was rehearsed, and by its own rehearsal where there was one."""
         from oomph.planning.search import Checked
 
-        reserved = self.ways.reserved_bytes(variant)
-        usable, outside = self.card.usable, self._outside_of(variant)
-        device_bytes = reserved + outside.likely_bytes
-        if variant in self.refuted:
-            return Checked(device_bytes=device_bytes, fits="no")
-        unseen = int(reserved * self.bar_ratio)
-        worst = usable.low_bytes - outside.high_bytes - unseen
-        if reserved <= worst or self.ways.replayed(variant, worst).ran_out_at is None:
-            return Checked(device_bytes=device_bytes, fits="yes")
-        best = usable.high_bytes - outside.low_bytes
-        fits = self.ways.replayed(variant, best).ran_out_at is None
-        return Checked(device_bytes=device_bytes, fits="uncertain" if fits else "no")
+        if variant not in self._checked:
+            outside = self._outside_of(variant)
+            least = self.ways.least_bytes(variant)
+            if least > self.card.usable.high_bytes - outside.low_bytes:  # whatever is replayed
+                return Checked(device_bytes=least + outside.likely_bytes, fits="no")
+            reserved = self.ways.reserved_bytes(variant)
+            fits = "no" if variant in self.refuted else self._fits(variant, outside, reserved)
+            device_bytes = reserved + outside.likely_bytes
+            self._checked[variant] = Checked(device_bytes=device_bytes, fits=fits)
+        return self._checked[variant]
+
+    def _fits(self, variant: Variant, outside: Interval, reserved_bytes: int) -> Verdict:
+        """At the worst of what is unknown, or at its best, or not at all."""
+        usable = self.card.usable
+        unseen_bytes = int(reserved_bytes * self.bar_ratio)
+        if self.ways.passes(variant, usable.low_bytes - outside.high_bytes - unseen_bytes):
+            return "yes"
+        is_possible = self.ways.passes(variant, usable.high_bytes - outside.low_bytes)
+        return "uncertain" if is_possible else "no"
 
     @property
     def _outside(self) -> Interval:
@@ -274,6 +282,7 @@ class Search:
             prediction, trace = self._predicted(variant, is_exact=number == 0)
             if number == 0 and not self._is_confirmed(prediction, found):
                 self.refuted.add(variant)
+                self._checked.pop(variant, None)
                 return self._drawn(*self._found(choices.least_micro_batch))
             if prediction.fits != "no":
                 predicted.append((variant, prediction, trace))

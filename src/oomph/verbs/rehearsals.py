@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from oomph.planning.choices import Choices
     from oomph.predicting.footprint import Footprint
     from oomph.predicting.ways import Family, Step
+    from oomph.predicting.weighing import Weighed
     from oomph.records.plan import Preference
     from oomph.records.possible import Possible
     from oomph.records.trace import Op, Trace
@@ -52,6 +53,7 @@ class Rehearsed:
     not_affine: set[Family] = field(default_factory=set)
     exact: dict[Variant, Footprint] = field(default_factory=dict)  # of their own rehearsals
     replays: dict[str, int] = field(default_factory=dict)
+    weighed: dict[str, Weighed] = field(default_factory=dict)  # predictions, the card aside
     doubt: str | None = None  # about rehearsals on this torch
     has_convolutions: bool = False
 

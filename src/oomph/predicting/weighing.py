@@ -1,0 +1,137 @@
+"""Trace -> what a prediction needs of it, whatever the card: who holds the peak, and its replays.
+
+What was found out of a trace on a GPU that has no end can be kept (`Weighed`). On a card with more
+room than it took there is then nothing to replay, and the trace itself is not needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from oomph.predicting.allocator_settings import AllocatorSettings
+from oomph.predicting.kept_outputs import with_outputs_kept
+from oomph.predicting.replay import Replayed
+from oomph.predicting.timeline import by_category, by_module, find_peak, moment_of
+from oomph.predicting.workspace_replays import WorkspaceReplays
+from oomph.records.prediction import Moment
+from oomph.records.trace import Category, Trace
+
+
+class Replays(Protocol):
+    """What is asked of the replays of a trace; limits are the room that torch's allocator has."""
+
+    def likely(self, limit_bytes: int) -> tuple[Replayed, Replayed]: ...
+    def reserved_bytes(self, limit_bytes: int) -> tuple[int, int]: ...
+    def any_fits(self, limit_bytes: int) -> bool: ...
+    def all_fit(self, limit_bytes: int) -> bool: ...
+    def likely_fits(self, limit_bytes: int) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """A trace without convolutions, on a GPU that has no end."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    reserved_with_outputs_bytes: int  # where the loop keeps what the model returned
+    by_category: Mapping[Category, int]
+    by_module: Mapping[str, int]
+    peak_at: Moment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """What a prediction needs of a trace."""
+
+    replays: Replays
+    with_outputs: Replays
+    by_category: Mapping[Category, int]
+    by_module: Mapping[str, int]
+    peak_at: Moment
+    has_convolutions: bool = False
+    measures_convolutions: bool = False
+
+
+def weights_of(trace: Trace, settings: AllocatorSettings, *, has_fast_tf32: bool) -> Weights:
+    replays = WorkspaceReplays(trace, settings, has_fast_tf32=has_fast_tf32)
+    peak = find_peak(trace)
+    return Weights(
+        replays=replays,
+        with_outputs=replays.of(with_outputs_kept(trace)),
+        by_category=by_category(peak.holders),
+        by_module=by_module(peak.holders),
+        peak_at=moment_of(trace, peak.at_event),
+        has_convolutions=bool(trace.convolutions),
+        measures_convolutions=trace.measures_convolutions,
+    )
+
+
+def weighed(weights: Weights) -> Weighed:
+    """What is worth keeping of a trace that has no convolutions."""
+    found = weights.replays.likely(_ENDLESS_BYTES)[0]
+    with_outputs = weights.with_outputs.likely(_ENDLESS_BYTES)[0]
+    return Weighed(
+        allocated_bytes=found.peak_allocated_bytes,
+        reserved_bytes=found.peak_reserved_bytes,
+        reserved_with_outputs_bytes=with_outputs.peak_reserved_bytes,
+        by_category=weights.by_category,
+        by_module=weights.by_module,
+        peak_at=weights.peak_at,
+    )
+
+
+_ENDLESS_BYTES = 1 << 60
+
+
+def weights_kept(kept: Weighed, again: Callable[[], Weights]) -> Weights:
+    """The weights of a trace that was weighed before; `again` makes them anew where need be."""
+    made = functools.cache(again)
+    return Weights(
+        replays=_Kept(kept.allocated_bytes, kept.reserved_bytes, lambda: made().replays),
+        with_outputs=_Kept(
+            kept.allocated_bytes, kept.reserved_with_outputs_bytes, lambda: made().with_outputs
+        ),
+        by_category=kept.by_category,
+        by_module=kept.by_module,
+        peak_at=kept.peak_at,
+    )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Replays that meet no limit are known; the others are made."""
+
+    allocated_bytes: int
+    unlimited_bytes: int
+    again: Callable[[], Replays]
+
+    def likely(self, limit_bytes: int) -> tuple[Replayed, Replayed]:
+        if self.unlimited_bytes > limit_bytes:
+            return self.again().likely(limit_bytes)
+        known = Replayed(
+            peak_allocated_bytes=self.allocated_bytes,
+            peak_allocated_at=None,
+            peak_reserved_bytes=self.unlimited_bytes,
+            peak_reserved_at=None,
+            num_retries=0,
+            num_cuda_mallocs=0,
+            num_cuda_frees=0,
+        )
+        return known, known
+
+    def reserved_bytes(self, limit_bytes: int) -> tuple[int, int]:
+        if self.unlimited_bytes > limit_bytes:
+            return self.again().reserved_bytes(limit_bytes)
+        return self.unlimited_bytes, self.unlimited_bytes
+
+    def any_fits(self, limit_bytes: int) -> bool:
+        return self.unlimited_bytes <= limit_bytes or self.again().any_fits(limit_bytes)
+
+    def all_fit(self, limit_bytes: int) -> bool:
+        return self.unlimited_bytes <= limit_bytes or self.again().all_fit(limit_bytes)
+
+    def likely_fits(self, limit_bytes: int) -> bool:
+        return self.unlimited_bytes <= limit_bytes or self.again().likely_fits(limit_bytes)

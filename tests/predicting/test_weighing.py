@@ -1,0 +1,85 @@
+"""What was weighed once predicts the same on any card as the trace itself."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from oomph.predicting.allocator_settings import AllocatorSettings
+from oomph.predicting.assembly import Card, assemble, assemble_weights, bus_bytes
+from oomph.predicting.overhead import Interval
+from oomph.predicting.weighing import Weights, weighed, weights_kept, weights_of
+from oomph.predicting.work import work_of
+from oomph.records.trace import Trace
+from oomph.records.workload import Variant
+from oomph.units import MIB
+from predicting.footprints import traced
+
+VARIANT = Variant(micro_batch=7, accumulation=2)
+
+
+def card_of(size_bytes: int) -> Card:
+    usable = Interval(size_bytes - 4 * MIB, size_bytes, size_bytes + 4 * MIB, "made up")
+    return Card(name="some", usable=usable, context=Interval(1 * MIB, 2 * MIB, 3 * MIB, "made up"))
+
+
+def weights(trace: Trace, *, expandable: bool) -> Weights:
+    settings = AllocatorSettings(expandable_segments=expandable)
+    return weights_of(trace, settings, has_fast_tf32=False)
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_a_prediction_from_what_was_kept_is_that_of_the_trace(expandable: bool) -> None:
+    trace = traced("adamw", VARIANT)
+    kept = weighed(weights(trace, expandable=expandable))
+    settings = AllocatorSettings(expandable_segments=expandable)
+    sizes = [kept.allocated_bytes * share // 16 for share in range(6, 40, 2)]
+    verdicts = set()
+    for size in sizes:
+        card = card_of(size)
+        expected = assemble(trace, VARIANT, card, settings=settings)
+        found = assemble_weights(
+            weights_kept(kept, lambda: weights(trace, expandable=expandable)),
+            VARIANT,
+            card,
+            host_bytes=trace.host_peak_bytes,
+            bus_bytes=bus_bytes(work_of(trace.ops), VARIANT.accumulation),
+            notes=trace.notes,
+            doubt=trace.doubt,
+        )
+        assert found == expected
+        verdicts.add(found.fits)
+    assert {"yes", "no"} <= verdicts
+
+
+def test_where_no_limit_is_met_nothing_is_replayed() -> None:
+    trace = traced("adamw", VARIANT)
+    kept = weighed(weights(trace, expandable=False))
+
+    def again() -> Weights:
+        raise AssertionError("the trace was asked for")
+
+    roomy = card_of(4 * kept.reserved_with_outputs_bytes + 1000 * MIB)
+    assert assemble_weights(weights_kept(kept, again), VARIANT, roomy).fits == "yes"
+
+
+def test_more_micro_steps_carry_more_over_the_bus() -> None:
+    ops = traced("adamw", VARIANT).ops
+    assert bus_bytes(work_of(ops), 2) == 0
+    copied = [
+        op
+        if op.phase != "forward"
+        else type(op)(
+            name="copy_to_host",
+            phase=op.phase,
+            flops=0,
+            moved_bytes=10,
+            dtype=op.dtype,
+        )
+        for op in ops
+    ]
+    for few, many in product((2, 3), (5, 9)):
+        once = bus_bytes(work_of(copied), 3) - bus_bytes(work_of(copied), 2)
+        more = bus_bytes(work_of(copied), many) - bus_bytes(work_of(copied), few)
+        assert more == (many - few) * once > 0
