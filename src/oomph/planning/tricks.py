@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from oomph.records.plan import Stability, Trick
-from oomph.records.workload import How, Variant
+from oomph.records.workload import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,19 +235,21 @@ NEED_CONSENT = (*(lever.name for lever in LEVERS if lever.stability == "changes"
 
 def levers_of(variant: Variant) -> tuple[Lever, ...]:
     """The levers that are on."""
-    return _levers_of(variant.accumulation > 1, _HOW(variant))
+    return _levers_of(variant.accumulation > 1, _SETTINGS(variant))
 
 
 @functools.lru_cache(maxsize=4096)
-def _levers_of(accumulates: bool, how: tuple[Any, ...]) -> tuple[Lever, ...]:
+def _levers_of(accumulates: bool, settings: tuple[Any, ...]) -> tuple[Lever, ...]:
     """What a variant has on whatever its micro-batch is: a planner asks hundreds of times."""
-    settings = dict(zip(_HOW_NAMES, how, strict=True))
-    variant = Variant(micro_batch=1, accumulation=1 + accumulates, **settings)
+    named = dict(zip(_SETTING_NAMES, settings, strict=True))
+    variant = Variant(micro_batch=1, accumulation=1 + accumulates, **named)
     return tuple(lever for lever in LEVERS if lever.is_on(variant))
 
 
-_HOW_NAMES = tuple(field.name for field in fields(How))
-_HOW = attrgetter(*_HOW_NAMES)
+_SETTING_NAMES = tuple(
+    field.name for field in fields(Variant) if field.name not in ("micro_batch", "accumulation")
+)
+_SETTINGS = attrgetter(*_SETTING_NAMES)
 
 
 def _recomputed(checkpointing: str) -> str:
