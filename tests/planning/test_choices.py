@@ -35,7 +35,7 @@ BERT = Possible(
     num_trainable=1000,
     parameter_bytes=4000,
 )
-SPLITTING = ("accumulation", "ddp", "fsdp")
+SPLITTING = ("accumulation", "ddp", "fsdp", "hybrid")
 
 possibles = st.builds(
     replace,
@@ -61,7 +61,7 @@ def questions(draw: st.DrawFn) -> Question:
         capability=draw(st.sampled_from([(7, 0), (7, 5), (8, 0), (9, 0)])),
         possible=draw(possibles),
         clips_gradients=draw(st.booleans()),
-        max_gpus=draw(st.sampled_from([1, 2, 3, 4])),
+        max_gpus=draw(st.sampled_from([1, 2, 3, 4, 6, 9])),
         allow=frozenset(allow - forbid),
         forbid=frozenset(forbid),
     )
@@ -102,7 +102,7 @@ def test_what_is_left_out_is_told_with_its_reason(question: Question) -> None:
     used = {lever.name for variant in variants(choices) for lever in levers_of(variant)}
     assert all(told.values())
     assert not used & told.keys()
-    for name in question.forbid - {"hybrid"}:  # which is never chosen: ask oomph predict
+    for name in question.forbid:
         assert name in told
 
 
@@ -117,13 +117,68 @@ def left_out(question: Question) -> dict[str, str]:
 
 def test_batch_norm_that_would_see_a_part_of_the_batch_needs_consent() -> None:
     model = replace(BERT, batch_norm_names=("stem.norm",))
-    why = left_out(plain(possible=model, max_gpus=4))
+    why = left_out(plain(possible=model, max_gpus=4))  # of which hybrid makes two groups
     for name in SPLITTING:
         assert "1 BatchNorm layers (stem.norm, ...)" in why[name]
         assert f"--allow {name}" in why[name]
     allowed = plain(possible=model, max_gpus=4, allow=frozenset({"accumulation"}))
     found = {v.accumulation for v in variants(choices_for(allowed, ()))}
     assert max(found) > 1
+
+
+# ---- several GPUs ------------------------------------------------------------------------------
+
+
+def numbers_of(kind: str, **changes: Any) -> set[int]:
+    """The numbers of GPUs that a way to share the work is looked at with."""
+    found = variants(choices_for(plain(**changes), ("blocks",)))
+    return {variant.num_gpus for variant in found if variant.sharding == kind}
+
+
+def test_hybrid_is_looked_at_where_gpus_make_several_equal_groups() -> None:
+    assert numbers_of("hybrid", max_gpus=16) == {4, 8, 16}
+    assert numbers_of("fsdp", max_gpus=16) == {2, 4, 8, 16}
+    assert "hybrid" not in left_out(plain(max_gpus=4))
+    assert numbers_of("hybrid", max_gpus=2) == set()
+    assert left_out(plain(max_gpus=2))["hybrid"] == (
+        "2 GPUs make no equal groups of several: use fsdp"
+    )
+    assert left_out(plain())["hybrid"] == "one GPU: --max-gpus"
+
+
+def test_a_batch_that_the_gpus_cannot_share_is_shared_by_fewer_and_said() -> None:
+    assert numbers_of("ddp", max_gpus=3) == {2}
+    assert "batch of 64 cannot be shared" in left_out(plain(max_gpus=3))["more than 2 GPUs"]
+    assert numbers_of("ddp", max_gpus=8, batch_size=15) == {5}
+    assert numbers_of("ddp", max_gpus=8, batch_size=60) == {2, 4, 6}
+    assert numbers_of("ddp", max_gpus=4, batch_size=7) == set()
+    why = left_out(plain(max_gpus=4, batch_size=7))
+    for name in ("ddp", "fsdp", "hybrid"):
+        assert why[name] == "a batch of 7 cannot be shared equally among up to 4 GPUs"
+
+
+def test_several_gpus_have_the_ways_of_one_but_for_the_offload_that_fsdp_has_of_its_own() -> None:
+    def ways(num_gpus: int, kind: str) -> set[tuple[str, bool, bool]]:
+        return {
+            (one.checkpointing, one.offload_activations, one.offload_optimizer)
+            for one in variants(choices)
+            if one.num_gpus == num_gpus and one.sharding == kind
+        }
+
+    choices = choices_for(plain(max_gpus=4), ("selective", "blocks"))
+    alone = ways(1, "none")
+    assert {way for way, _, _ in alone} == {"none", "selective", "blocks"}
+    assert ways(4, "ddp") == alone
+    for kind in ("fsdp", "hybrid"):
+        assert ways(4, kind) == {way for way in alone if not way[2]}
+    told = {one.what: one.why for one in choices.rejected}
+    assert "CPUOffloadPolicy" in told["offload-optimizer with fsdp or hybrid"]
+
+
+def test_one_example_a_gpu_is_looked_at_where_that_is_all_that_a_gpu_gets() -> None:
+    choices = replace(choices_for(plain(max_gpus=4, batch_size=4), ()), least_micro_batch=2)
+    splits = {(one.num_gpus, one.micro_batch) for one in variants(choices)}
+    assert splits == {(1, 4), (1, 2), (2, 2), (4, 1)}
 
 
 def test_bf16_makes_fp16_pointless_unless_it_is_asked_for() -> None:

@@ -97,7 +97,9 @@ def _praise(best: Plan, others: Sequence[Plan], facts: Facts) -> str:
         return "takes the least memory of all that fit"
     if facts.prefer == "resources":
         return "takes the fewest GPUs and the least of the host"
-    faster = [plan for plan in others if _time(plan) < _time(best)]
+    if best.relative_time is None:
+        return f"changes least of what fits on {_gpus(best.gpus)}, whose time nobody knows"
+    faster = [plan for plan in others if 0 < _time(plan) < best.relative_time]
     kept = {
         "same": "the update stays exactly the same",
         "rounding": "the update is the same within rounding",

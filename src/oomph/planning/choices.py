@@ -6,7 +6,7 @@ A way keeps the batch: micro-batch x accumulation x GPUs is it, for each of them
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -15,6 +15,7 @@ from oomph.planning.tricks import BATCH_SIZE, NAMES, NEED_CONSENT
 from oomph.records.contradictions import contradiction_in
 from oomph.records.plan import Rejected
 from oomph.records.possible import Possible
+from oomph.records.sharding import check_sharding, divides_parameters
 from oomph.records.workload import Precision, Sharding, Variant
 
 _BF16_SINCE = (8, 0)  # compute capability
@@ -22,6 +23,7 @@ _FRIENDLY = 8  # kernels are made for multiples of it
 # The classes of which torch has the same in one kernel and parameter by parameter.
 _OF_TORCH = "torch.optim."
 _ADAMS = ("Adam", "AdamW")
+_OF_FSDP = "FSDP's own CPUOffloadPolicy divides and offloads, and is not rehearsed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +101,9 @@ def choices_for(question: Question, checkpointings: Sequence[str]) -> Choices:
 def variants(choices: Choices) -> Iterator[Variant]:
     """Every combination that has no contradiction in it."""
     hows = list(_hows(choices))
-    on_several = list(_hows(_fewer(choices)))
     for sharding, num_gpus in choices.shardings:
         for micro_batch, accumulation in _splits(choices, num_gpus):
-            for how in hows if num_gpus == 1 else on_several:
+            for how in hows:
                 variant = Variant(
                     micro_batch=micro_batch,
                     accumulation=accumulation,
@@ -116,11 +117,10 @@ def variants(choices: Choices) -> Iterator[Variant]:
 
 def _splits(choices: Choices, num_gpus: int) -> Iterator[tuple[int, int]]:
     """Every micro-batch with its accumulation; of another batch only the whole at once."""
+    least = min(choices.least_micro_batch, choices.batch_size // num_gpus)
     for micro_batch in micro_batches(choices.batch_size, num_gpus):
         accumulation = choices.batch_size // (micro_batch * num_gpus)
-        if micro_batch >= choices.least_micro_batch and (
-            accumulation == 1 or choices.may_accumulate
-        ):
+        if micro_batch >= least and (accumulation == 1 or choices.may_accumulate):
             yield micro_batch, accumulation
     for batch_size in choices.other_batch_sizes:
         if batch_size % num_gpus == 0 and batch_size // num_gpus >= choices.least_micro_batch:
@@ -135,19 +135,9 @@ def _is_worth_a_look(variant: Variant, *, clips_gradients: bool) -> bool:
         return False
     if variant.offload_optimizer and variant.optimizer != "as-is":
         return False  # how the host computes a step is not the GPU's implementation
+    if variant.offload_optimizer and divides_parameters(variant):
+        return False  # see _OF_FSDP
     return contradiction_in(variant, clips_gradients=clips_gradients) is None
-
-
-def _fewer(choices: Choices) -> Choices:
-    """On several GPUs each way is rehearsed for each number of them: the finest are left out."""
-    ways = tuple(way for way in choices.checkpointings if way in ("none", "blocks"))
-    return replace(
-        choices,
-        checkpointings=ways,
-        in_backward=(False,),
-        offload_activations=(False,),
-        offload_optimizer=(False,),
-    )
 
 
 def _hows(choices: Choices) -> Iterator[dict[str, Any]]:
@@ -188,6 +178,15 @@ def micro_batches(batch_size: int, num_gpus: int = 1) -> list[int]:
     friendly = {d for d in divisors if d % _FRIENDLY == 0 or d in (1, 2, 4, share)}
     is_odd = len(friendly) < min(len(divisors), 4)
     return sorted(divisors if is_odd else friendly, reverse=True)
+
+
+def _can_be_grouped(num_gpus: int) -> bool:
+    """Whether a model can be divided within groups of GPUs that are copies of each other."""
+    try:
+        check_sharding("hybrid", num_gpus)
+    except UsageError:
+        return False
+    return True
 
 
 class _Chooser:
@@ -272,14 +271,40 @@ class _Chooser:
         return ("none", *found)
 
     def shardings(self) -> tuple[tuple[Sharding, int], ...]:
-        found: list[tuple[Sharding, int]] = [("none", 1)]
-        one = None if self.question.max_gpus > 1 else "one GPU: --max-gpus"
-        both: tuple[Sharding, ...] = ("ddp", "fsdp")
-        kinds = [name for name in both if self.may_split(name, unless=one)]
-        counts = [2**n for n in range(1, 11) if 2**n <= self.question.max_gpus]
-        counts += [self.question.max_gpus] if self.question.max_gpus not in (1, *counts) else []
-        fitting = [n for n in counts if self.question.batch_size % n == 0]
-        return (*found, *((kind, n) for n in fitting for kind in kinds))
+        numbers = self._numbers_of_gpus()
+        by_kind: dict[Sharding, list[int]] = {
+            "ddp": numbers,
+            "fsdp": numbers,
+            "hybrid": [number for number in numbers if _can_be_grouped(number)],
+        }
+        kinds = [
+            kind
+            for kind, own in by_kind.items()
+            if self.may_split(kind, unless=None if own else self._why_not_shared(numbers))
+        ]
+        if {"fsdp", "hybrid"} & {*kinds} and "offload-optimizer" not in self.question.forbid:
+            what = "offload-optimizer with fsdp or hybrid"
+            self.rejected.append(Rejected(what=what, why=_OF_FSDP))
+        found = ((kind, number) for number in numbers for kind in kinds if number in by_kind[kind])
+        return (("none", 1), *found)
+
+    def _numbers_of_gpus(self) -> list[int]:
+        """Powers of two, and the most that are allowed, or the most below that share the batch."""
+        most, batch_size = self.question.max_gpus, self.question.batch_size
+        powers = [2**n for n in range(1, most.bit_length()) if batch_size % 2**n == 0]
+        largest = next(number for number in range(most, 0, -1) if batch_size % number == 0)
+        if 1 < largest < most:
+            why = f"a batch of {batch_size} cannot be shared equally among up to {most}"
+            self.rejected.append(Rejected(what=f"more than {largest} GPUs", why=why))
+        return sorted({*powers, largest} - {1})
+
+    def _why_not_shared(self, numbers: Sequence[int]) -> str:
+        if self.question.max_gpus == 1:
+            return "one GPU: --max-gpus"
+        if not numbers:
+            batch = f"a batch of {self.question.batch_size}"
+            return f"{batch} cannot be shared equally among up to {self.question.max_gpus} GPUs"
+        return f"{' or '.join(map(str, numbers))} GPUs make no equal groups of several: use fsdp"
 
     def other_batch_sizes(self) -> tuple[int, ...]:
         """Smaller ones that divide it: what would do without accumulation."""

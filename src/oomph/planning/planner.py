@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf, isfinite
 
 from oomph.errors import UsageError
 from oomph.planning.choices import Choices, variants
 from oomph.planning.search import (
+    NEAR_RATIO,
     STABILITIES,
     Candidate,
     Checked,
@@ -23,6 +25,8 @@ from oomph.records.plan import Preference, Stability, Trick
 from oomph.records.workload import Variant
 
 _STEP_RATIO = 0.85  # of memory, from one plan that is shown to the next
+# What shows the model a part of the batch at a time.
+_SPLITTING = frozenset({"accumulation", "ddp", "fsdp", "hybrid"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +45,11 @@ class Found:
     """What a search has found."""
 
     best: Variant | None
-    best_s: float | None  # its time for one batch
+    best_s: float | None  # its time for one batch, where that is known
     is_certain: bool  # whether the best fits for certain
     shown: tuple[Variant, ...]  # the best first, then others of the front by time
     smallest: Variant  # the one with the least memory, whether it fits or not
-    fastest_s: float  # of all, for one batch, on a GPU of infinite memory
+    fastest_s: float  # of all with a known time, for one batch, on a GPU of infinite memory
     num_candidates: int
     changing: frozenset[str]  # tricks that change this model's training
 
@@ -85,7 +89,7 @@ def search(
     front = find_front(candidates, check, limit_bytes)
     return Found(
         best=None if best is None else best.variant,
-        best_s=None if best is None else best.step_s,
+        best_s=best.step_s if best is not None and isfinite(best.step_s) else None,
         is_certain=best is not None and check(best).fits == "yes",
         shown=tuple(one.variant for one in varied(front, best, most)),
         smallest=min(candidates, key=lambda one: (one.least_bytes, one.step_s)).variant,
@@ -98,16 +102,20 @@ def search(
 def varied(
     front: Sequence[tuple[Candidate, Checked]], best: Candidate | None, most: int
 ) -> list[Candidate]:
-    """A front of dozens -> the few that tell most: the best, the mildest, and steps in memory."""
+    """A front of dozens -> the few that tell most.
+
+    The best, the fastest if it is much faster, the mildest, and steps in memory.
+    """
     if best is None:
         return []
     chosen = [best]
+    chosen += [one for one, _ in front[:1] if one.step_s * (1 + NEAR_RATIO) < best.step_s]
     mildest = [
         one
         for one, _ in front
         if STABILITIES.index(one.stability) < STABILITIES.index(best.stability)
     ]
-    chosen += mildest[:1]
+    chosen += [one for one in mildest[:1] if one not in chosen]
     last = min((checked.device_bytes for one, checked in front if one is best), default=0)
     for one, checked in front:
         if one not in chosen and (not last or checked.device_bytes <= _STEP_RATIO * last):
@@ -115,7 +123,7 @@ def varied(
             last = checked.device_bytes
     smallest = min(front, key=lambda pair: pair[1].device_bytes, default=None)
     kept = chosen[:most]
-    if smallest is not None and smallest[0] not in kept:
+    if most > 1 and smallest is not None and smallest[0] not in kept:
         kept[most - 1 :] = [smallest[0]]
     return [best, *sorted((one for one in kept if one is not best), key=lambda one: one.step_s)]
 
@@ -123,13 +131,14 @@ def varied(
 def _candidate(
     variant: Variant, known: Known, changing: frozenset[str], batch_size: int
 ) -> Candidate:
-    levers = levers_of(variant)
+    levers, seconds = levers_of(variant), known.seconds(variant)
     is_other_batch = variant.batch_size != batch_size
     return Candidate(
         variant=variant,
         stability="changes" if is_other_batch else stability_of(levers, changing),
         num_tricks=len(levers) + is_other_batch,
-        step_s=(known.seconds(variant) or 0.0) * batch_size / variant.batch_size,
+        # What takes nobody knows how long is never the fastest.
+        step_s=inf if seconds is None else seconds * batch_size / variant.batch_size,
         least_bytes=known.least_bytes(variant),
         host_bytes=known.host_bytes(variant),
     )
@@ -137,7 +146,7 @@ def _candidate(
 
 def _changed_by_part_of_the_batch(choices: Choices) -> frozenset[str]:
     """The tricks that change this model's training, though not that of others."""
-    return frozenset({"accumulation", "ddp", "fsdp"}) if choices.has_batch_norm else frozenset()
+    return _SPLITTING if choices.has_batch_norm else frozenset()
 
 
 def stability_of(levers: Sequence[Lever], changing: frozenset[str] = frozenset()) -> Stability:

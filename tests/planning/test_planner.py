@@ -1,0 +1,218 @@
+"""What a search shows: on the front, nothing beside it that is better, and the batch kept."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oomph.errors import UsageError
+from oomph.planning.choices import Choices, Question, choices_for, variants
+from oomph.planning.planner import Found, Known, search, stability_of, varied
+from oomph.planning.search import NEAR_RATIO, STABILITIES, Candidate, Checked, find_front
+from oomph.planning.tricks import BATCH_SIZE, levers_of
+from oomph.records.plan import Preference
+from oomph.records.workload import Variant
+from planning.plans import whatever_it_takes
+from planning.test_choices import BERT, plain, questions
+
+PREFERENCES: tuple[Preference, ...] = ("balance", "time", "memory", "resources")
+MOST = 4
+
+
+@dataclass(frozen=True)
+class World:
+    """What each variant takes, drawn from a seed: any figures will do."""
+
+    seed: int
+    limit_bytes: int
+    has_times: bool = True
+
+    def _drawn(self, variant: Variant, what: str, most: int) -> int:
+        # Not `hash`, which is another in every process.
+        return zlib.crc32(f"{self.seed} {what} {variant}".encode()) % most
+
+    def device_bytes(self, variant: Variant) -> int:
+        return 20 + self._drawn(variant, "bytes", 80)
+
+    def known(self) -> Known:
+        return Known(
+            is_known=lambda variant: self._drawn(variant, "known", 20) > 0,
+            least_bytes=lambda variant: self.device_bytes(variant) - self._drawn(variant, "gap", 9),
+            seconds=self.seconds,
+            check=self.check,
+            host_bytes=lambda variant: 7 * variant.offload_optimizer,
+        )
+
+    def seconds(self, variant: Variant) -> float | None:
+        is_timed = self.has_times or variant.num_gpus == 1
+        return (1 + self._drawn(variant, "time", 40)) / 10 if is_timed else None
+
+    def check(self, variant: Variant) -> Checked:
+        device = self.device_bytes(variant)
+        if device > self.limit_bytes:
+            return Checked(device_bytes=device, fits="no")
+        is_tight = device > self.limit_bytes - 3
+        return Checked(device_bytes=device, fits="uncertain" if is_tight else "yes")
+
+
+worlds = st.builds(World, seed=st.integers(), limit_bytes=st.integers(10, 110))
+# Few enough combinations that every one can be tried.
+SMALL = replace(
+    choices_for(plain(batch_size=8, max_gpus=4), ("blocks",)),
+    precisions=("fp32", "bf16"),
+    optimizers=("as-is", "8-bit"),
+    attentions=("as-is",),
+    losses=("as-is",),
+    in_backward=(False,),
+    offload_activations=(False,),
+    expandable=(False,),
+)
+
+
+def found_in(world: World, prefer: Preference, choices: Choices = SMALL) -> Found:
+    return search(choices, world.known(), world.limit_bytes, prefer, MOST)
+
+
+def axes(variant: Variant, world: World) -> tuple[float, ...]:
+    """The time, the memory, and what else a plan may cost; the less the better."""
+    levers, seconds = levers_of(variant), world.seconds(variant)
+    return (
+        inf if seconds is None else seconds,
+        world.device_bytes(variant),
+        STABILITIES.index(stability_of(levers)),
+        variant.num_gpus,
+        world.known().host_bytes(variant),
+        len(levers),
+    )
+
+
+@whatever_it_takes
+@given(worlds, st.sampled_from(PREFERENCES))
+def test_nothing_that_fits_is_faster_and_smaller_than_the_best_at_no_other_cost(
+    world: World, prefer: Preference
+) -> None:
+    found = found_in(world, prefer)
+    known = [one for one in variants(SMALL) if world.known().is_known(one)]
+    accepted = ("yes",) if found.is_certain else ("yes", "uncertain")
+    fitting = [one for one in known if world.check(one).fits in accepted]
+    assert (found.best is None) == (not fitting)
+    if found.best is None:
+        assert found.shown == ()
+        return
+    best_s, best_bytes, *best_rest = axes(found.best, world)
+    for one in fitting:
+        seconds, size, *rest = axes(one, world)
+        is_no_dearer = all(mine <= its for mine, its in zip(rest, best_rest, strict=True))
+        assert not (seconds < best_s and size < best_bytes and is_no_dearer), one
+
+
+@whatever_it_takes
+@given(worlds, st.sampled_from(PREFERENCES))
+def test_what_is_shown_beside_the_best_is_on_the_front(world: World, prefer: Preference) -> None:
+    found = found_in(world, prefer)
+    assert len(found.shown) <= MOST
+    assert len(set(found.shown)) == len(found.shown)
+    assert found.best is None or found.shown[0] == found.best
+    for shown in found.shown[1:]:
+        assert world.check(shown).fits == "yes"
+        its = axes(shown, world)[:5]
+        for other in variants(SMALL):
+            if world.known().is_known(other) and world.check(other).fits == "yes":
+                mine = axes(other, world)[:5]
+                is_no_dearer = all(a <= b for a, b in zip(mine[2:], its[2:], strict=True))
+                beats = is_no_dearer and mine[0] < its[0] and mine[1] < its[1]
+                assert not beats, (shown, other)
+
+
+@whatever_it_takes
+@given(worlds, questions(), st.sampled_from(PREFERENCES))
+def test_every_plan_that_is_shown_keeps_the_batch_unless_another_was_allowed(
+    world: World, question: Question, prefer: Preference
+) -> None:
+    asked = replace(question, batch_size=question.batch_size % 24 + 1)
+    choices = choices_for(asked, ("blocks",))
+    try:
+        found = found_in(world, prefer, choices)
+    except UsageError:  # nothing of it is known in this world
+        return
+    for shown in found.shown:
+        assert shown.batch_size == asked.batch_size or BATCH_SIZE in asked.allow
+
+
+# ---- how many ----------------------------------------------------------------------------------
+
+
+@whatever_it_takes
+@given(worlds, st.integers(1, 6))
+def test_no_more_are_shown_than_asked_for_and_the_best_is_one_of_them(
+    world: World, most: int
+) -> None:
+    candidates = [
+        Candidate(
+            variant=one,
+            stability=stability_of(levers_of(one)),
+            num_tricks=len(levers_of(one)),
+            step_s=world.seconds(one) or 0.0,
+            least_bytes=world.device_bytes(one),
+        )
+        for one in variants(SMALL)
+    ]
+    front = find_front(candidates, lambda one: world.check(one.variant), world.limit_bytes)
+    for best in candidates[:3]:
+        shown = varied(front, best, most)
+        assert shown[0] is best
+        assert len(shown) <= most
+        assert all(one in [each for each, _ in front] for one in shown[1:])
+    assert varied(front, None, most) == []
+
+
+@whatever_it_takes
+@given(worlds, st.sampled_from(PREFERENCES))
+def test_what_is_much_faster_than_the_best_is_shown_beside_it(
+    world: World, prefer: Preference
+) -> None:
+    found = found_in(world, prefer)
+    if found.best is None:
+        return
+    shown_s = min(world.seconds(one) or 0.0 for one in found.shown)
+    for one in variants(SMALL):
+        if world.known().is_known(one) and world.check(one).fits == "yes":
+            seconds = world.seconds(one) or 0.0
+            assert shown_s <= seconds * (1 + NEAR_RATIO) + 1e-9, one
+
+
+# ---- times that nobody knows -------------------------------------------------------------------
+
+
+@whatever_it_takes
+@given(worlds)
+def test_a_time_that_nobody_knows_is_never_the_fastest(world: World) -> None:
+    untimed = replace(world, has_times=False)  # on several GPUs
+    found = found_in(untimed, "time")
+    alone = [one for one in variants(SMALL) if one.num_gpus == 1]
+    timed = [one for one in alone if untimed.known().is_known(one)]
+    assert 0 < found.fastest_s == min((untimed.seconds(one) or inf) for one in timed)
+    if any(untimed.check(one).fits == "yes" for one in timed):
+        assert found.best is not None
+        assert found.best.num_gpus == 1
+    elif found.best is not None and found.best.num_gpus > 1:
+        assert found.best_s is None
+
+
+def test_where_nothing_is_known_one_clear_error_says_why() -> None:
+    nothing = replace(World(0, 100).known(), is_known=lambda _: False)
+    with pytest.raises(UsageError, match="no way to train can be compared"):
+        search(SMALL, nothing, 100)
+
+
+def test_batch_norm_makes_every_way_to_split_the_batch_a_change() -> None:
+    model = replace(BERT, batch_norm_names=("stem.norm",))
+    splitting = frozenset({"accumulation", "ddp", "fsdp", "hybrid"})
+    question = plain(batch_size=8, max_gpus=4, possible=model, allow=splitting)
+    found = found_in(World(0, 110), "balance", choices_for(question, ()))
+    assert found.changing == splitting
