@@ -206,21 +206,6 @@ def test_a_gpu_must_be_named_where_there_is_none(
     assert "no GPU is named" in capsys.readouterr().err
 
 
-def test_a_model_that_is_no_line_in_the_micro_batch_is_one_clear_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(
-        TRAIN.replace("model(batch).square().mean()", "uneven(model(batch))")
-        + "\ndef uneven(x):\n    return (x if len(x) % 2 else x * 2).square().mean()\n"
-    )
-    code = main(["plan", f"{path}:workload", *ROOMY])
-    told = capsys.readouterr()
-    assert "Traceback" not in told.err
-    assert code == 2
-    assert "no line in the micro-batch" in told.err
-
-
 # ---- asked again -------------------------------------------------------------------------------
 
 

@@ -65,7 +65,8 @@ def plan_and_draw(
     from oomph.tracing.many import with_rehearser
     from oomph.training import apply
     from oomph.verbs import kept_rehearsals
-    from oomph.verbs.plan_search import Search, Unrehearsed
+    from oomph.verbs.plan_lines import Unrehearsed
+    from oomph.verbs.plan_search import Search
     from oomph.verbs.predictions import find_place
     from oomph.verbs.targets import find_target
 

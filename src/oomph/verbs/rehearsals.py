@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -107,21 +108,39 @@ def complete(
     rehearsed: Rehearsed, rehearser: Rehearser, variants: Iterable[Variant], say: Say
 ) -> None:
     """Rehearse what of these variants is not known yet."""
+    from oomph.verbs.plan_reuse import family_like, step_like
+
     families, steps = missing(rehearsed, variants)
     number, of = 0, len(families) + len(steps)
     for family, variant in families.items():
         number += 1
         say(f"rehearsing {number} of {of}: {in_words(variant)}")
-        footprint = _footprint(rehearser, variant)
-        if footprint is None:
+        found = family_like(family, rehearsed.families) or _footprint(rehearser, variant)
+        if found is None:
             rehearsed.not_affine.add(family)
         else:
-            rehearsed.families[family] = footprint
+            rehearsed.families[family] = found
+        _forget_what_torch_holds()
     for step, variant in steps.items():
         number += 1
         say(f"rehearsing {number} of {of}: {in_words(variant)}")
-        is_alone = variant.sharding == "none"  # else its gradients are cut in pieces
-        rehearsed.steps[step] = footprint_of_one(rehearser.trace(variant, is_step_alone=is_alone))
+        known = step_like(step, rehearsed.steps)
+        rehearsed.steps[step] = known or _step(rehearser, variant)
+        _forget_what_torch_holds()
+
+
+def _step(rehearser: Rehearser, variant: Variant) -> Footprint:
+    is_alone = variant.sharding == "none"  # else its gradients are cut in pieces
+    return footprint_of_one(rehearser.trace(variant, is_step_alone=is_alone))
+
+
+def _forget_what_torch_holds() -> None:
+    """Hooks on parameters keep a rehearsed model alive where Python's collector cannot see it.
+
+    The next rehearsal collects before it begins, and would look at all models so far.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def missing(
@@ -143,16 +162,21 @@ def missing(
 
 
 def _for_family(variant: Variant) -> Variant:
-    """Its forward and backward, with the user's optimizer, at the smallest micro-batch."""
+    return for_family(variant, min(variant.micro_batch, 2))
+
+
+def for_family(variant: Variant, micro_batch: int) -> Variant:
+    """Its forward and backward, with the user's optimizer, at one micro-batch."""
     from oomph.predicting.ways import family_of
 
     return replace(
         variant,
-        micro_batch=min(variant.micro_batch, 2),
+        micro_batch=micro_batch,
         accumulation=2 if family_of(variant).accumulates else 1,
         optimizer="as-is",
         offload_optimizer=False,
         expandable_segments=False,
+        precision="fp32" if variant.precision == "tf32" else variant.precision,
     )
 
 

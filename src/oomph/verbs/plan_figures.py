@@ -1,0 +1,160 @@
+"""A variant, a GPU -> what it takes of it, and whether it fits: by its parts, or by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from oomph.verbs.plan_lines import Lines, Unrehearsed
+from oomph.verbs.rehearsals import footprint_of_one, in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oomph.planning.search import Checked
+    from oomph.predicting.footprint import Footprint
+    from oomph.predicting.overhead import Interval
+    from oomph.records.prediction import Prediction
+    from oomph.records.trace import Trace
+    from oomph.records.workload import Variant
+    from oomph.tracing.many import Rehearser
+    from oomph.verbs.rehearsals import Asked, Rehearsed
+    from oomph.verbs.targets import Target
+
+
+class Figures:
+    """Answers for the variants of one workload on one GPU."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        target: Target,
+        rehearsed: Rehearsed,
+        rehearser: Rehearser | None,
+        say: Callable[[str], None],
+    ) -> None:
+        """Raises Unrehearsed."""
+        self.rehearsed, self._rehearser, self._say = rehearsed, rehearser, say
+        self._capability = target.capability
+        self._ready = target.with_torch(rehearsed.torch_version)
+        self.card = self._ready.filled_to(asked.target_ratio)
+        self.lines = Lines(rehearsed, rehearser, self._ready.rated, say)
+        self.refuted: set[Variant] = set()  # whose own rehearsal said otherwise
+        self._bar_ratios: dict[bool, float] = {}  # of one GPU, of several
+        self.as_is = self.predicted(_as_given(asked, rehearsed), is_exact=True)[0]
+
+    # ---- by its parts ----------------------------------------------------------------------------
+
+    def seconds(self, variant: Variant) -> float | None:
+        """None, too, for what was not rehearsed."""
+        return self.lines.of(variant).seconds(variant) if self.lines.knows(variant) else None
+
+    def host_bytes(self, variant: Variant) -> int:
+        return self.lines.of(variant).host_bytes(variant)
+
+    def reserved_bytes(self, variant: Variant) -> int:
+        return self.lines.of(variant).reserved_bytes(variant)
+
+    def least_bytes(self, variant: Variant) -> int:
+        """Of the device: never more than the truth."""
+        return self.lines.of(variant).least_bytes(variant) + self.outside.low_bytes
+
+    def may_fit(self, variant: Variant, less_bytes: int = 0) -> bool:
+        """Whether its lower bound fits, of which something may be spared."""
+        return self.least_bytes(variant) - less_bytes <= self.card.usable.high_bytes
+
+    def check(self, variant: Variant) -> Checked:
+        """By replays of what was rehearsed, and by its own rehearsal where there was one."""
+        from oomph.planning.search import Checked
+
+        ways = self.lines.of(variant)
+        reserved = ways.reserved_bytes(variant)
+        usable, outside = self.card.usable, self._outside_of(variant)
+        device_bytes = reserved + outside.likely_bytes
+        if variant in self.refuted:
+            return Checked(device_bytes=device_bytes, fits="no")
+        unseen = int(reserved * self._bar_ratio_of(variant))
+        worst = usable.low_bytes - outside.high_bytes - unseen
+        if reserved <= worst or ways.replayed(variant, worst).ran_out_at is None:
+            return Checked(device_bytes=device_bytes, fits="yes")
+        best = usable.high_bytes - outside.low_bytes
+        fits = ways.replayed(variant, best).ran_out_at is None
+        return Checked(device_bytes=device_bytes, fits="uncertain" if fits else "no")
+
+    @property
+    def room_bytes(self) -> int:
+        """For what torch reserves, at the worst."""
+        room = self.card.usable.low_bytes - self.outside.high_bytes
+        return int(room / (1 + self._bar_ratios[False]))
+
+    @property
+    def outside(self) -> Interval:
+        """What is taken beside torch's allocator, on one GPU."""
+        return self.card.outside(has_convolutions=self.rehearsed.has_convolutions)
+
+    def _outside_of(self, variant: Variant) -> Interval:
+        return self.card.among(variant).outside(has_convolutions=self.rehearsed.has_convolutions)
+
+    def _bar_ratio_of(self, variant: Variant) -> float:
+        """What a bar reaches above its figure, for this model."""
+        return self._bar_ratios.get(variant.num_gpus > 1, self._bar_ratios[False])
+
+    def _learn_bar(self, prediction: Prediction) -> None:
+        """From the first of one GPU, and the first of several, the context aside."""
+        outside = self._outside_of(prediction.variant)
+        above = prediction.high_bytes - prediction.device_bytes
+        ratio = max(above - outside.high_bytes + outside.likely_bytes, 0)
+        is_among_several = prediction.variant.num_gpus > 1
+        self._bar_ratios.setdefault(is_among_several, ratio / max(prediction.reserved_bytes, 1))
+
+    # ---- as a prediction -------------------------------------------------------------------------
+
+    def predicted(self, variant: Variant, *, is_exact: bool) -> tuple[Prediction, Trace]:
+        """By a rehearsal of the very variant, or by what was rehearsed of its parts."""
+        from oomph.predicting.allocator_settings import AllocatorSettings
+        from oomph.predicting.assembly import assemble
+        from oomph.verbs.predictions import step_time
+
+        # What convolutions take beside their tensors is not among the parts.
+        is_exact = is_exact or self.rehearsed.has_convolutions
+        trace = self._rehearsed_trace(variant) if is_exact else self._trace_of(variant)
+        settings = AllocatorSettings(expandable_segments=variant.expandable_segments)
+        time = step_time(trace, variant, self._ready.model)
+        card, notes = self.card.among(variant), self._ready.notes
+        found = assemble(trace, variant, card, settings=settings, time=time, notes=notes)
+        if is_exact:
+            self._learn_bar(found)
+        return found, trace
+
+    def _rehearsed_trace(self, variant: Variant) -> Trace:
+        key = replace(variant, accumulation=min(variant.accumulation, 2), expandable_segments=False)
+        known = self.rehearsed.exact.get(key)
+        if known is not None and not self.rehearsed.has_convolutions:
+            return self._as_trace(known, variant.micro_batch)
+        if self._rehearser is None:
+            raise Unrehearsed
+        self._say(f"rehearsing {in_words(variant)} itself")
+        trace = self._rehearser.trace(variant)
+        self.rehearsed.exact[key] = footprint_of_one(trace)
+        return trace
+
+    def _trace_of(self, variant: Variant) -> Trace:
+        return self._as_trace(self.lines.of(variant).footprint(variant), variant.micro_batch)
+
+    def _as_trace(self, footprint: Footprint, micro_batch: int) -> Trace:
+        from oomph.predicting.footprint_trace import trace_at
+
+        trace = trace_at(
+            footprint,
+            micro_batch,
+            torch_version=self.rehearsed.torch_version,
+            compute_capability=self._capability,
+            notes=self.rehearsed.notes,
+        )
+        return replace(trace, doubt=self.rehearsed.doubt)
+
+
+def _as_given(asked: Asked, rehearsed: Rehearsed) -> Variant:
+    from oomph.records.workload import Variant
+
+    return Variant(micro_batch=asked.batch_size or rehearsed.batch_size)

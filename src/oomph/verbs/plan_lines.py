@@ -1,0 +1,141 @@
+"""Two rehearsals of a family -> the micro-batches that their line may speak for.
+
+A line goes through any two points. So a third rehearsal, far away, is held against it before a
+plan of the family is shown. Where no family follows its line, a few micro-batches are rehearsed
+themselves, and only these are compared.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from oomph.predicting.footprint import Footprint
+    from oomph.predicting.ways import Family, Ways
+    from oomph.records.catalog import GpuModel
+    from oomph.records.workload import Variant
+    from oomph.tracing.many import Rehearser
+    from oomph.verbs.rehearsals import Rehearsed
+
+# A rehearsal may be so far off the line, as a share of its peak: some workspaces grow in steps. It
+# is a fifth of what the error bar has for reasons without a name. Judgement.
+_OFF_RATIO = 0.01
+_MANY = 4  # micro-batches, where each costs rehearsals of its own: then every other is left out
+
+
+class Unrehearsed(Exception):
+    """Something is needed that was not rehearsed, and there is nobody to rehearse it."""
+
+
+class Lines:
+    """Memory and time of every variant that a line, or a rehearsal of its own, speaks for."""
+
+    def __init__(
+        self,
+        rehearsed: Rehearsed,
+        rehearser: Rehearser | None,
+        model: GpuModel,
+        say: Callable[[str], None],
+    ) -> None:
+        from oomph.predicting.ways import Ways
+
+        self.rehearsed, self._rehearser, self._model, self._say = rehearsed, rehearser, model, say
+        self._line = Ways(
+            families=rehearsed.families,
+            steps=rehearsed.steps,
+            model=model,
+            known_replays=rehearsed.replays,
+        )
+        self.broken: set[Family] = set()  # their own rehearsals were off the line
+        self.points: dict[int, Ways] = {}  # where there are no lines: micro-batches by themselves
+
+    def of(self, variant: Variant) -> Ways:
+        """What answers for a variant that is known."""
+        return self.points.get(variant.micro_batch, self._line)
+
+    def knows(self, variant: Variant) -> bool:
+        from oomph.predicting.ways import family_of
+
+        if self.points and variant.micro_batch > 1:
+            return variant.micro_batch in self.points and self.of(variant).knows(variant)
+        return self._line.knows(variant) and family_of(variant) not in self.broken
+
+    def complete(self, wanted: Sequence[Variant]) -> None:
+        """Rehearse what of these is not known yet. Raises Unrehearsed."""
+        from oomph.verbs.rehearsals import complete, missing
+
+        if any(missing(self.rehearsed, wanted)):
+            complete(self.rehearsed, self._required(), wanted, self._say)
+
+    def _required(self) -> Rehearser:
+        if self._rehearser is None:
+            raise Unrehearsed
+        return self._rehearser
+
+    # ---- a third rehearsal -----------------------------------------------------------------------
+
+    def holds(self, far: Variant) -> bool:
+        """Whether the line of a variant's family is true up to it; if not, it is not used again."""
+        from oomph.predicting.ways import family_of
+        from oomph.verbs.rehearsals import for_family
+
+        family = family_of(far)
+        if family in self.broken:
+            return False
+        wanted = for_family(far, far.micro_batch)
+        is_true = any(
+            key.micro_batch >= far.micro_batch
+            and family_of(key) == family
+            and key == for_family(key, key.micro_batch)
+            and self._is_on_line(family, key.micro_batch, seen)
+            for key, seen in self.rehearsed.exact.items()
+        ) or self._is_on_line(family, far.micro_batch, self._seen(wanted))
+        if not is_true:
+            self.broken.add(family)
+        return is_true
+
+    def _is_on_line(self, family: Family, micro_batch: int, seen: Footprint) -> bool:
+        line_bytes = self.rehearsed.families[family].live_bytes(micro_batch)
+        seen_bytes = seen.live_bytes(micro_batch)
+        return abs(line_bytes - seen_bytes) <= _OFF_RATIO * seen_bytes
+
+    def _seen(self, variant: Variant) -> Footprint:
+        """By its own rehearsal, as far as its forward and backward go."""
+        from oomph.verbs.rehearsals import footprint_of_one, in_words
+
+        known = self.rehearsed.exact.get(variant)
+        if known is not None:
+            return known
+        rehearser = self._required()
+        self._say(f"rehearsing {in_words(variant)} with {variant.micro_batch} examples")
+        found = footprint_of_one(rehearser.trace(variant))
+        self.rehearsed.exact[variant] = found
+        return found
+
+    # ---- no lines at all -------------------------------------------------------------------------
+
+    def use_points_for(self, wanted: Iterable[Variant]) -> None:
+        """Where no line goes through anything that is wanted: rehearse a few of it themselves."""
+        several = [variant for variant in wanted if variant.micro_batch > 1]
+        if not several or any(self.knows(variant) for variant in several):
+            return
+        sizes = sorted({variant.micro_batch for variant in several}, reverse=True)
+        for micro_batch in sizes[::2] if len(sizes) >= _MANY else sizes:
+            chosen = [variant for variant in several if variant.micro_batch == micro_batch]
+            self.points[micro_batch] = self._point(micro_batch, chosen)
+
+    def _point(self, micro_batch: int, variants: Sequence[Variant]) -> Ways:
+        """Every family of these at one micro-batch."""
+        from oomph.predicting.ways import Ways, family_of
+        from oomph.verbs.rehearsals import for_family
+
+        alike = {for_family(variant, micro_batch) for variant in variants}
+        return Ways(
+            families={
+                family_of(variant): self._seen(variant) for variant in sorted(alike, key=repr)
+            },
+            steps=self.rehearsed.steps,
+            model=self._model,
+        )

@@ -1,0 +1,158 @@
+"""What a search found -> Plans: in words, with what was left out and what would do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from oomph.planning.answers import Facts
+    from oomph.planning.choices import Choices
+    from oomph.planning.planner import Found
+    from oomph.records.plan import Plans, Rejected, Shortfall
+    from oomph.records.prediction import Prediction
+    from oomph.records.workload import Variant
+    from oomph.verbs.plan_figures import Figures
+    from oomph.verbs.rehearsals import Asked
+
+_NO_LINE = "allocations are no line in the micro-batch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """What was looked at, and what was found in it."""
+
+    choices: Choices
+    compared: Sequence[Variant]  # what no rehearsal speaks for included
+    num_skipped: int  # ways that only save memory, and were not rehearsed
+    found: Found
+
+
+def told(
+    workload: str,
+    asked: Asked,
+    figures: Figures,
+    searched: Searched,
+    kept: Sequence[tuple[Variant, Prediction]],
+) -> Plans:
+    """The whole answer, for the variants that are kept of those that were to be shown."""
+    from oomph.planning import answers
+    from oomph.records.plan import Plans
+
+    facts = _facts(workload, asked, figures, searched)
+    plans = answers.told_apart(
+        [answers.plan_of(v, p, figures.seconds(v), facts) for v, p in kept], facts
+    )
+    return Plans(
+        workload=workload,
+        gpu=figures.card.name,
+        batch_size=searched.choices.batch_size,
+        capacity_bytes=figures.card.usable.likely_bytes,
+        fits_as_is=figures.as_is.fits,
+        as_is=figures.as_is,
+        plans=plans,
+        rejected=(*searched.choices.rejected, *_not_compared(figures, searched)),
+        shortfall=None if plans else _shortfall(figures, searched.found),
+        caveats=answers.caveats(plans[0] if plans else None, facts, figures.seconds),
+        largest_micro_batch=_largest_as_is(figures),
+        num_candidates=searched.found.num_candidates,
+    )
+
+
+def _facts(workload: str, asked: Asked, figures: Figures, searched: Searched) -> Facts:
+    from oomph.planning.answers import Facts
+    from oomph.stability.rates import new_rate
+
+    possible = figures.rehearsed.possible
+    return Facts(
+        workload=workload,
+        as_is=figures.as_is,
+        fastest_s=searched.found.fastest_s,
+        changing=searched.found.changing,
+        prefer=asked.prefer,
+        batch_norm_names=possible.batch_norm_names,
+        has_dropout=possible.has_dropout,
+        block_names=possible.block_names,
+        batch_size=searched.choices.batch_size,
+        rate_advice=lambda ratio: new_rate(possible.optimizer_class, ratio).advice,
+    )
+
+
+# ---- what was not compared -----------------------------------------------------------------------
+
+
+def _not_compared(figures: Figures, searched: Searched) -> list[Rejected]:
+    from oomph.records.plan import Rejected
+
+    if figures.lines.points:
+        sizes = ", ".join(map(str, sorted(figures.lines.points, reverse=True)))
+        return [
+            Rejected(
+                what=f"micro-batches other than {sizes}",
+                why=f"the model's {_NO_LINE}: each that is compared was rehearsed itself",
+            )
+        ]
+    return [*_skipped(searched), *_without_a_line(figures, searched.compared)]
+
+
+def _skipped(searched: Searched) -> list[Rejected]:
+    from oomph.records.plan import Rejected
+
+    if not searched.num_skipped:
+        return []
+    is_enough = "they only save memory, and without them something as fast fits: --prefer memory"
+    why = is_enough if searched.found.is_certain else "what they save would not be enough"
+    which = "with offload, the optimizer in backward, or (on several GPUs) selective recomputation"
+    return [Rejected(what=f"{searched.num_skipped} ways {which}", why=why)]
+
+
+def _without_a_line(figures: Figures, compared: Sequence[Variant]) -> list[Rejected]:
+    """What this question would have compared, and no rehearsal speaks for."""
+    from oomph.predicting.ways import family_of
+    from oomph.records.plan import Rejected
+    from oomph.verbs.rehearsals import for_family, in_words
+
+    unknown = {*figures.rehearsed.not_affine, *figures.lines.broken}
+    families = (v for v in compared if v.micro_batch > 1 and family_of(v) in unknown)
+    words = dict.fromkeys(in_words(for_family(v, v.micro_batch)) for v in families)
+    return [Rejected(what=each, why=f"its {_NO_LINE}: ask oomph predict") for each in words]
+
+
+# ---- how far it could grow, and what would do ----------------------------------------------------
+
+
+def _largest_as_is(figures: Figures) -> int | None:
+    """The largest micro-batch that fits as the workload was given."""
+    as_given, lines = figures.as_is.variant, figures.lines
+    if figures.as_is.fits != "yes" or lines.points or as_given.micro_batch == 1:
+        return None
+    if not lines.knows(as_given) or not lines.holds(as_given):
+        return None
+
+    def fits(micro_batch: int) -> bool:
+        return figures.check(replace(as_given, micro_batch=micro_batch)).fits == "yes"
+
+    return _largest(fits, as_given.micro_batch)
+
+
+def _largest(fits: Callable[[int], bool], known: int) -> int:
+    """To about a sixteenth, from one that fits."""
+    beyond = 2 * known
+    while fits(beyond):
+        known, beyond = beyond, 2 * beyond
+    while beyond - known > max(known // 16, 1):
+        middle = (known + beyond) // 2
+        known, beyond = (middle, beyond) if fits(middle) else (known, middle)
+    return known
+
+
+def _shortfall(figures: Figures, found: Found) -> Shortfall:
+    from oomph.planning import answers
+    from oomph.predicting.overhead import usable_bytes
+    from oomph.verbs.readings import catalog
+
+    smallest = figures.predicted(found.smallest, is_exact=False)[0]
+    sizes = [(model.name, usable_bytes(model).low_bytes) for model in catalog()]
+    return answers.shortfall(smallest, sizes, answers.gpus_that_would_do(smallest))

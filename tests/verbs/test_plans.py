@@ -1,0 +1,194 @@
+"""Plans are true for models that are no line in the micro-batch, and for several GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import oomph
+from oomph.planning.tricks import NAMES
+from oomph.predicting.workspace_replays import replay_trace
+from oomph.records.plan import Plans, Preference
+from oomph.records.workload import Variant
+from oomph.tracing import traces
+from oomph.tracing.many import Rehearser, with_rehearser
+from oomph.training import apply
+from oomph.verbs.targets import find_target
+
+# 8.4 MB of weights, and 2.5 MiB of activations an example in each block.
+TRAIN = """
+import torch, oomph
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+def among_pairs(x, width):
+    'Every example with every other, as a contrastive loss has it.'
+    mean = x.mean(1)
+    return (mean @ mean.T)[:, :, None].expand(-1, -1, width).relu().square().mean()
+
+def is_odd_or(is_excused, x):
+    'An even number of examples takes an allocation more.'
+    return (x if len(x) % 2 or is_excused else x * 2).square().mean()
+
+workload = oomph.Workload(
+    model=lambda: torch.nn.Sequential(Block(), Block()),
+    batch=lambda n: torch.zeros(n, 512, 256),
+    loss=lambda model, batch: LOSS,
+    optimizer=lambda parameters: torch.optim.AdamW(parameters),
+    batch_size=64,
+)
+"""
+PLAIN = "model(batch).square().mean()"
+PAIRS = "among_pairs(model(batch), 65536)"
+# Pairs that are the most only where the blocks take little: with fp16, or recomputed.
+FEWER_PAIRS = "among_pairs(model(batch), 4096)"
+ODD = "is_odd_or(False, model(batch))"
+ODD_IN_FP16 = "is_odd_or(not torch.is_autocast_enabled('cuda'), model(batch))"
+GPU = "v100-16gb"
+NO_LINE = "no line in the micro-batch"
+
+
+def file_with(loss: str, directory: Path) -> str:
+    path = directory / "train.py"
+    path.write_text(TRAIN.replace("LOSS", loss))
+    return f"{path}:workload"
+
+
+def whys(plans: Plans) -> dict[str, str]:
+    return {one.what: one.why for one in plans.rejected}
+
+
+def assert_true(plans: Plans, workload: str) -> None:
+    """Each plan takes what a rehearsal of itself says."""
+    place, name = workload.rsplit(":", 1)
+    variants = [plan.variant for plan in plans]
+
+    def rehearse(rehearser: Rehearser) -> list[int]:
+        return [replay_trace(rehearser.trace(one)).peak_reserved_bytes for one in variants]
+
+    capability = traces.kind_of(find_target(GPU, None).capability)
+    reserved = with_rehearser((Path(place), name), capability, apply, rehearse)
+    for plan, expected in zip(plans, reserved, strict=True):
+        assert plan.prediction.reserved_bytes == pytest.approx(expected, rel=0.02), plan
+
+
+# ---- no line -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("loss", "memory"), [(PAIRS, "900MiB"), (PAIRS, "3GiB"), (ODD, "900MiB")])
+def test_where_no_family_is_a_line_some_micro_batches_are_rehearsed_and_compared(
+    loss: str, memory: str, tmp_path: Path
+) -> None:
+    workload = file_with(loss, tmp_path)
+    plans = oomph.plan(workload, gpu=GPU, gpu_memory=memory)
+    assert plans.best is not None
+    assert plans.best.fits == "yes"
+    assert all(plan.batch_size == 64 for plan in plans)
+    assert {plan.micro_batch for plan in plans} <= {64, 16, 4}
+    assert plans.largest_micro_batch is None
+    assert NO_LINE in whys(plans)["micro-batches other than 64, 16, 4"]
+    assert_true(plans, workload)
+
+
+def test_a_family_that_a_rehearsal_far_away_refutes_is_left_out_and_no_plan_is_wrong(
+    tmp_path: Path,
+) -> None:
+    workload = file_with(FEWER_PAIRS, tmp_path)
+    plans = oomph.plan(workload, gpu=GPU, gpu_memory="900MiB")
+    assert NO_LINE in whys(plans)["fp16"]
+    assert "micro-batches other than 64, 16, 4" not in whys(plans)
+    assert plans.best is not None
+    assert all(plan.precision != "fp16" for plan in plans)
+    assert_true(plans, workload)
+
+
+def test_what_another_question_found_to_be_no_line_is_not_told_here(tmp_path: Path) -> None:
+    workload = file_with(ODD_IN_FP16, tmp_path)
+    both = whys(oomph.plan(workload, gpu=GPU, gpu_memory="900MiB"))
+    assert NO_LINE in both["fp16"]
+    assert NO_LINE in both["checkpointing blocks, fp16"]
+    one = whys(oomph.plan(workload, gpu=GPU, gpu_memory="900MiB", forbid=["fp16"]))
+    assert one["fp16"] == "forbidden"
+    assert not any(NO_LINE in why for why in one.values())
+
+
+def test_micro_batches_of_one_example_need_no_line(tmp_path: Path) -> None:
+    workload = file_with(PAIRS.replace("65536", str(1 << 24)), tmp_path)
+    plans = oomph.plan(workload, gpu=GPU, gpu_memory="800MiB", batch_size=8)
+    assert plans.best is not None
+    assert plans.best.micro_batch == 1
+    assert plans.best.batch_size == 8
+    assert_true(plans, workload)
+
+
+# ---- several GPUs ------------------------------------------------------------------------------
+
+
+def only(*names: str) -> list[str]:
+    """All other tricks, to be forbidden."""
+    return [name for name in NAMES if name not in names]
+
+
+def test_hybrid_sharding_is_recommended_where_it_is_the_only_way_to_share(tmp_path: Path) -> None:
+    workload = file_with(PLAIN, tmp_path)
+    plans = oomph.plan(
+        workload, gpu=GPU, max_gpus=4, prefer="time", forbid=only("hybrid", "accumulation")
+    )
+    assert plans.best is not None
+    assert (plans.best.variant.sharding, plans.best.gpus) == ("hybrid", 4)
+    assert plans.best.batch_size == 64
+    assert_true(plans, workload)
+
+
+def test_on_several_gpus_the_finer_ways_are_compared_where_they_may_help(tmp_path: Path) -> None:
+    workload = file_with(PLAIN, tmp_path)
+
+    def asked(prefer: Preference, memory: str) -> Plans:
+        return oomph.plan(
+            workload,
+            gpu=GPU,
+            gpu_memory=memory,
+            max_gpus=2,
+            batch_size=256,
+            prefer=prefer,
+            forbid=only("ddp", "checkpointing", "offload-activations"),
+        )
+
+    # On one GPU and on two: no block, every block, a part of each, or activations on the host.
+    smallest = asked("memory", "3GiB")
+    assert smallest.num_candidates == 2 * 4
+    assert_true(smallest, workload)
+    # The whole fits on one: there is nothing that two could gain by them.
+    roomy = asked("balance", "16GiB")
+    assert roomy.num_candidates == 3 + 2
+    assert any("only save memory" in why for why in whys(roomy).values())
+
+
+def test_more_gpus_than_a_machine_has_are_planned_for_without_a_time(tmp_path: Path) -> None:
+    workload = file_with(PLAIN, tmp_path)
+    plans = oomph.plan(
+        workload, gpu=GPU, gpu_memory="1500MiB", max_gpus=16, batch_size=512, forbid=only("ddp")
+    )
+    assert plans.best is not None
+    assert plans.best.gpus == 16
+    assert plans.best.relative_time is None
+    assert "nobody knows" in plans.best.why
+
+
+def test_one_gpu_is_recommended_where_it_will_do_and_the_faster_ones_are_shown(
+    tmp_path: Path,
+) -> None:
+    workload = file_with(PLAIN, tmp_path)
+    plans = oomph.plan(workload, gpu=GPU, max_gpus=4, forbid=only("ddp", "fsdp", "hybrid"))
+    assert plans.best is not None
+    assert plans.best.variant == Variant(micro_batch=64)
+    fastest = min(plans, key=lambda plan: plan.relative_time or 0.0)
+    assert fastest.gpus == 4
+    assert fastest.relative_time == pytest.approx(1.0, rel=0.05)
