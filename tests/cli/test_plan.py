@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import oomph
 from oomph import verbs
 from oomph.cli import main
 from oomph.planning.tricks import NAMES
+from oomph.showing.plans import print_plans
 
 # 8.4 MB of weights, and 2.5 MiB of activations an example in each block.
 TRAIN = """
@@ -128,6 +130,29 @@ def test_all_tricks_forbidden_is_the_workload_as_it_is_or_nothing(told: Any) -> 
     assert answer(told, *TIGHT, *nothing, code=1)["plans"] == []
 
 
+def test_a_prime_batch_and_gpus_that_cannot_share_it_are_planned_for_and_told(told: Any) -> None:
+    few = ("--forbid", ",".join(name for name in NAMES if name not in ("accumulation", "ddp")))
+    found = answer(told, *ROOMY, *few, "--max-gpus", "3", "--batch-size", "61")
+    assert found["plans"][0]["micro_batch"] == 61
+    why = {one["what"]: one["why"] for one in found["rejected"]}
+    assert "61 is a prime number" in why["micro-batches between 1 and 61"]
+    assert why["ddp"] == "a batch of 61 cannot be shared equally among up to 3 GPUs"
+    shared = answer(told, *ROOMY, *few, "--max-gpus", "3")
+    assert {plan["gpus"] for plan in shared["plans"]} == {1, 2}
+    assert "more than 2 GPUs" in {one["what"] for one in shared["rejected"]}
+
+
+def test_what_fits_only_without_what_torch_caches_is_not_said_to_leave_room(
+    train: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans = oomph.plan(train, gpu="v100-16gb", forbid=NAMES)
+    beyond = replace(plans.as_is, high_bytes=plans.capacity_bytes + 1)
+    print_plans(replace(plans, as_is=beyond))
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "free at the worst" not in first
+    assert "at the worst it fills the GPU, and torch gives back what it has cached" in first
+
+
 def test_a_narrow_terminal_cuts_no_line_in_two(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     lines = told(*TIGHT).splitlines()
@@ -178,6 +203,10 @@ def test_nothing_is_written_where_nothing_fits(told: Any, tmp_path: Path) -> Non
         (["--batch-size", "-4"], "'-4' is not a number above 0"),
         (["--batch-size", "10000000000"], "'10000000000' is not a number"),
         (["--gpu-memory", "0"], "has no memory"),
+        (["--gpu-memory", "0GiB"], "has no memory"),
+        (["--gpu-memory", "16"], "no GPU has a memory of 16 B"),
+        (["--gpu-memory", "9999TiB"], "no GPU has a memory of 9999.0 TiB"),
+        (["--gpu-memory", "99999999999TiB"], "is not a size"),
         (["--gpu-memory", "12 apples"], "is not a size"),
         (["--prefer", "luck"], "luck"),
     ],
@@ -273,6 +302,24 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(train: str) -> None:
     assert b"\r\x1b[Kcomparing" in shown
     assert shown.endswith(b"\r\x1b[K")  # and nothing of it stays
     assert printed == piped.stdout
+
+
+def test_an_error_begins_on_a_line_of_its_own_and_nothing_of_the_progress_stays(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN.replace("model(batch).square().mean()", "model(batch).no_such()"))
+    question = [sys.executable, "-m", "oomph", "plan", f"{path}:workload", *TIGHT]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(question, stdout=subprocess.PIPE, stderr=theirs) as running:
+        os.close(theirs)
+        shown = _read_all(ours)
+    assert running.returncode == 2
+    progress, _, error = shown.partition(b"oomph: ")
+    assert b"\r\x1b[Klooking at the model" in progress
+    assert progress.endswith(b"\r\x1b[K")
+    assert b"no_such" in error
+    assert b"\x1b[K" not in error
 
 
 def _read_all(terminal: int) -> bytes:

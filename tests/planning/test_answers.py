@@ -50,10 +50,23 @@ def test_the_first_is_recommended_and_the_others_are_held_against_it() -> None:
     assert answers.told_apart([], facts()) == ()
 
 
-def test_a_plan_whose_bar_reaches_the_end_says_that_it_is_tight() -> None:
+def test_a_plan_whose_bar_reaches_beyond_the_gpu_says_what_that_means() -> None:
     plan = plan_of()
-    full = replace(plan, prediction=replace(plan.prediction, high_bytes=17 * GIB))
-    assert "is tight" in answers.told_apart([full], facts())[0].why
+    full = replace(plan.prediction, high_bytes=17 * GIB)
+    fits = replace(plan, prediction=full)
+    assert "torch gives back what it has cached" in answers.told_apart([fits], facts())[0].why
+    uncertain = replace(plan, prediction=replace(full, fits="uncertain"))
+    assert "is tight" in answers.told_apart([uncertain], facts())[0].why
+
+
+def test_a_plan_whose_time_nobody_knows_is_not_called_fast() -> None:
+    untimed = replace(plan_of(num_gpus=16, accumulation=1), relative_time=None)
+    timed = plan_of(num_gpus=8, accumulation=2)
+    trick = answers.plan_of(untimed.variant, untimed.prediction, None, facts()).tricks[0]
+    alone = answers.told_apart([replace(untimed, tricks=(trick,)), timed], facts())[0]
+    assert "changes least of what fits on 16 GPUs, whose time nobody knows" in alone.why
+    beside = answers.told_apart([replace(timed, tricks=(trick,)), untimed], facts())[0]
+    assert beside.why.startswith("the fastest that fits")
 
 
 def test_caveats_are_answered_with_the_seconds_of_this_model() -> None:

@@ -206,6 +206,18 @@ def test_micro_batches_divide_the_batch_and_are_friendly(
     assert micro_batches(batch_size, num_gpus) == expected
 
 
+def test_a_prime_batch_is_told_that_nothing_divides_it() -> None:
+    why = left_out(plain(batch_size=61))
+    assert why["micro-batches between 1 and 61"] == (
+        "61 is a prime number: a batch of 64 can be divided"
+    )
+    for batch_size in (7, 60, 64):
+        assert not any("prime" in why for why in left_out(plain(batch_size=batch_size)).values())
+    forbidden = plain(batch_size=61, forbid=frozenset({"accumulation"}))
+    assert left_out(forbidden)["accumulation"] == "forbidden"
+    assert "micro-batches between 1 and 61" not in left_out(forbidden)
+
+
 def test_a_name_that_is_no_trick_is_refused_with_those_that_are() -> None:
     with pytest.raises(UsageError, match="--allow 'magic': there is no such trick") as raised:
         check_names(["lora", "magic"], "--allow")

@@ -70,21 +70,20 @@ def run(options: argparse.Namespace) -> int:
     from oomph.verbs.plans import plan_and_draw, save_plan
     from oomph.verbs.rehearsals import Asked
 
-    drawn = plan_and_draw(
-        options.workload,
-        Asked(
-            batch_size=options.batch_size,
-            max_gpus=options.max_gpus,
-            allow=_names(options.allow),
-            forbid=_names(options.forbid),
-            prefer=options.prefer,
-            target_ratio=options.target_memory,
-        ),
-        gpu=options.gpu,
-        gpu_memory=options.gpu_memory,
-        say=_say,
+    asked = Asked(
+        batch_size=options.batch_size,
+        max_gpus=options.max_gpus,
+        allow=_names(options.allow),
+        forbid=_names(options.forbid),
+        prefer=options.prefer,
+        target_ratio=options.target_memory,
     )
-    _say("")
+    try:
+        drawn = plan_and_draw(
+            options.workload, asked, gpu=options.gpu, gpu_memory=options.gpu_memory, say=_say
+        )
+    finally:
+        _say("")  # an error, too, begins on a line of its own
     plans = drawn.plans
     if options.html:
         from oomph.showing.plan_page import write_plan_page

@@ -82,11 +82,12 @@ def told_apart(plans: Sequence[Planned], facts: Facts) -> tuple[Planned, ...]:
 
 def _why_best(best: Plan, others: Sequence[Plan], facts: Facts) -> str:
     headroom = best.prediction.capacity_bytes - best.prediction.high_bytes
-    room = (
-        f"leaves {format_bytes(headroom)} free at the worst"
-        if headroom >= 0
-        else "is tight: its error bar reaches the end of the GPU"
-    )
+    if headroom >= 0:
+        room = f"leaves {format_bytes(headroom)} free at the worst"
+    elif best.fits == "yes":  # what is cached is no need
+        room = "fits at the worst, too, where torch gives back what it has cached"
+    else:
+        room = "is tight: its error bar reaches beyond the GPU"
     return f"{_praise(best, others, facts)}; {room}"
 
 

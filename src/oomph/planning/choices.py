@@ -91,7 +91,7 @@ def choices_for(question: Question, checkpointings: Sequence[str]) -> Choices:
         adapters=chooser.adapters(),
         shardings=chooser.shardings(),
         expandable=chooser.flag("expandable-segments"),
-        may_accumulate=chooser.may_split("accumulation"),
+        may_accumulate=chooser.may_accumulate(),
         has_batch_norm=bool(question.possible.batch_norm_names),
         other_batch_sizes=chooser.other_batch_sizes(),
         rejected=tuple(chooser.rejected),
@@ -305,6 +305,17 @@ class _Chooser:
             batch = f"a batch of {self.question.batch_size}"
             return f"{batch} cannot be shared equally among up to {self.question.max_gpus} GPUs"
         return f"{' or '.join(map(str, numbers))} GPUs make no equal groups of several: use fsdp"
+
+    def may_accumulate(self) -> bool:
+        """Whether the batch may be divided; what hinders it is noted."""
+        batch_size = self.question.batch_size
+        may = self.may_split("accumulation")
+        if may and batch_size > _FRIENDLY and len(micro_batches(batch_size)) <= 2:
+            larger = -(-batch_size // _FRIENDLY) * _FRIENDLY
+            why = f"{batch_size} is a prime number: a batch of {larger} can be divided"
+            what = f"micro-batches between 1 and {batch_size}"
+            self.rejected.append(Rejected(what=what, why=why))
+        return may
 
     def other_batch_sizes(self) -> tuple[int, ...]:
         """Smaller ones that divide it: what would do without accumulation."""

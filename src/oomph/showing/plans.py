@@ -56,10 +56,12 @@ def _room(plans: Plans) -> str:
     """What is left where it fits as it is."""
     if plans.fits_as_is != "yes":
         return ""
-    left = format_bytes(max(plans.capacity_bytes - plans.as_is.high_bytes, 0))
+    left_bytes = plans.capacity_bytes - plans.as_is.high_bytes
+    if left_bytes < 0:  # what torch caches is no need: it is given back before memory runs out
+        return "; at the worst it fills the GPU, and torch gives back what it has cached"
     grow = plans.largest_micro_batch
     more = f"; micro-batches of up to about {grow} would fit" if grow else ""
-    return f", {left} free at the worst{more}"
+    return f", {format_bytes(left_bytes)} free at the worst{more}"
 
 
 def _print_best(console: Console, best: Plan) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from oomph.planning.search import Checked
     from oomph.predicting.footprint import Footprint
     from oomph.predicting.overhead import Interval
-    from oomph.records.prediction import Prediction
+    from oomph.records.prediction import Prediction, Verdict
     from oomph.records.trace import Trace
     from oomph.records.workload import Variant
     from oomph.tracing.many import Rehearser
@@ -40,6 +40,7 @@ class Figures:
         self.card = self._ready.filled_to(asked.target_ratio)
         self.lines = Lines(rehearsed, rehearser, self._ready.rated, say)
         self.refuted: set[Variant] = set()  # whose own rehearsal said otherwise
+        self._checked: dict[Variant, Checked] = {}
         self._bar_ratios: dict[bool, float] = {}  # of one GPU, of several
         self.as_is = self.predicted(_as_given(asked, rehearsed), is_exact=True)[0]
 
@@ -67,19 +68,29 @@ class Figures:
         """By replays of what was rehearsed, and by its own rehearsal where there was one."""
         from oomph.planning.search import Checked
 
-        ways = self.lines.of(variant)
-        reserved = ways.reserved_bytes(variant)
-        usable, outside = self.card.usable, self._outside_of(variant)
-        device_bytes = reserved + outside.likely_bytes
-        if variant in self.refuted:
-            return Checked(device_bytes=device_bytes, fits="no")
-        unseen = int(reserved * self._bar_ratio_of(variant))
-        worst = usable.low_bytes - outside.high_bytes - unseen
-        if reserved <= worst or ways.replayed(variant, worst).ran_out_at is None:
-            return Checked(device_bytes=device_bytes, fits="yes")
-        best = usable.high_bytes - outside.low_bytes
-        fits = ways.replayed(variant, best).ran_out_at is None
-        return Checked(device_bytes=device_bytes, fits="uncertain" if fits else "no")
+        if variant not in self._checked:
+            outside, ways = self._outside_of(variant), self.lines.of(variant)
+            least = ways.least_bytes(variant)
+            if least > self.card.usable.high_bytes - outside.low_bytes:  # whatever is replayed
+                return Checked(device_bytes=least + outside.likely_bytes, fits="no")
+            reserved = ways.reserved_bytes(variant)
+            fits = "no" if variant in self.refuted else self._fits(variant, outside, reserved)
+            device_bytes = reserved + outside.likely_bytes
+            self._checked[variant] = Checked(device_bytes=device_bytes, fits=fits)
+        return self._checked[variant]
+
+    def check_anew(self) -> None:
+        """What was rehearsed since may say otherwise."""
+        self._checked.clear()
+
+    def _fits(self, variant: Variant, outside: Interval, reserved_bytes: int) -> Verdict:
+        """At the worst of what is unknown, or at its best, or not at all."""
+        usable, ways = self.card.usable, self.lines.of(variant)
+        unseen_bytes = int(reserved_bytes * self._bar_ratio_of(variant))
+        if ways.passes(variant, usable.low_bytes - outside.high_bytes - unseen_bytes):
+            return "yes"
+        is_possible = ways.passes(variant, usable.high_bytes - outside.low_bytes)
+        return "uncertain" if is_possible else "no"
 
     @property
     def room_bytes(self) -> int:

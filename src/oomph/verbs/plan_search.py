@@ -57,6 +57,7 @@ class Search:
         self.rehearsed = rehearsed
         self.figures = Figures(self.asked, self.target, rehearsed, self.rehearser, self.say)
         while True:
+            self.figures.check_anew()
             searched = self._searched()
             drawn = self._drawn(searched) if self._is_true(searched) else None
             if drawn is not None:

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from oomph.records.workload import Workload
     from oomph.verbs.plan_search import Drawn
     from oomph.verbs.rehearsals import Asked
+    from oomph.verbs.targets import Target
 
     Say = Callable[[str], None]
 
 _MOST_GPUS = 1024
+_MOST_TIB = 100  # of a GPU's memory: the largest of 2025 has 288 GB
 
 
 def plan(
@@ -71,6 +73,7 @@ def plan_and_draw(
     from oomph.verbs.targets import find_target
 
     target = find_target(gpu, gpu_memory)
+    _check_memory(target)
     place = find_place(workload)
     capability = traces.kind_of(target.capability)
     name = workload if isinstance(workload, str) else "workload"
@@ -114,6 +117,19 @@ def trick_names() -> tuple[str, ...]:
     from oomph.planning.tricks import NAMES
 
     return NAMES
+
+
+def _check_memory(target: Target) -> None:
+    """Whether a GPU could have so much, where it was given."""
+    from oomph.errors import UsageError
+    from oomph.units import MIB, TIB, format_bytes
+
+    if target.memory_bytes is not None and not MIB <= target.memory_bytes <= _MOST_TIB * TIB:
+        raise UsageError(
+            f"no GPU has a memory of {format_bytes(target.memory_bytes)}",
+            because="a size without a unit is in bytes",
+            attempt="--gpu-memory 12GiB",
+        )
 
 
 def _check(asked: Asked) -> None:
