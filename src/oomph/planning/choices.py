@@ -11,11 +11,12 @@ from itertools import product
 from typing import Any
 
 from oomph.errors import UsageError
+from oomph.planning.sharing import numbers_of_gpus, shared_by, why_not_shared
 from oomph.planning.tricks import BATCH_SIZE, NAMES, NEED_CONSENT
 from oomph.records.contradictions import contradiction_in
 from oomph.records.plan import Rejected
 from oomph.records.possible import Possible
-from oomph.records.sharding import check_sharding, divides_parameters
+from oomph.records.sharding import divides_parameters
 from oomph.records.workload import Precision, Sharding, Variant
 
 _BF16_SINCE = (8, 0)  # compute capability
@@ -180,15 +181,6 @@ def micro_batches(batch_size: int, num_gpus: int = 1) -> list[int]:
     return sorted(divisors if is_odd else friendly, reverse=True)
 
 
-def _can_be_grouped(num_gpus: int) -> bool:
-    """Whether a model can be divided within groups of GPUs that are copies of each other."""
-    try:
-        check_sharding("hybrid", num_gpus)
-    except UsageError:
-        return False
-    return True
-
-
 class _Chooser:
     """Decides on each setting, and says why something is left out."""
 
@@ -271,40 +263,22 @@ class _Chooser:
         return ("none", *found)
 
     def shardings(self) -> tuple[tuple[Sharding, int], ...]:
-        numbers = self._numbers_of_gpus()
-        by_kind: dict[Sharding, list[int]] = {
-            "ddp": numbers,
-            "fsdp": numbers,
-            "hybrid": [number for number in numbers if _can_be_grouped(number)],
-        }
+        most, batch_size = self.question.max_gpus, self.question.batch_size
+        numbers = numbers_of_gpus(batch_size, most)
+        if numbers and numbers[-1] < most:
+            why = f"a batch of {batch_size} cannot be shared equally among up to {most}"
+            self.rejected.append(Rejected(what=f"more than {numbers[-1]} GPUs", why=why))
+        by_kind = shared_by(numbers)
         kinds = [
             kind
             for kind, own in by_kind.items()
-            if self.may_split(kind, unless=None if own else self._why_not_shared(numbers))
+            if self.may_split(kind, unless=None if own else why_not_shared(batch_size, most))
         ]
         if {"fsdp", "hybrid"} & {*kinds} and "offload-optimizer" not in self.question.forbid:
             what = "offload-optimizer with fsdp or hybrid"
             self.rejected.append(Rejected(what=what, why=_OF_FSDP))
         found = ((kind, number) for number in numbers for kind in kinds if number in by_kind[kind])
         return (("none", 1), *found)
-
-    def _numbers_of_gpus(self) -> list[int]:
-        """Powers of two, and the most that are allowed, or the most below that share the batch."""
-        most, batch_size = self.question.max_gpus, self.question.batch_size
-        powers = [2**n for n in range(1, most.bit_length()) if batch_size % 2**n == 0]
-        largest = next(number for number in range(most, 0, -1) if batch_size % number == 0)
-        if 1 < largest < most:
-            why = f"a batch of {batch_size} cannot be shared equally among up to {most}"
-            self.rejected.append(Rejected(what=f"more than {largest} GPUs", why=why))
-        return sorted({*powers, largest} - {1})
-
-    def _why_not_shared(self, numbers: Sequence[int]) -> str:
-        if self.question.max_gpus == 1:
-            return "one GPU: --max-gpus"
-        if not numbers:
-            batch = f"a batch of {self.question.batch_size}"
-            return f"{batch} cannot be shared equally among up to {self.question.max_gpus} GPUs"
-        return f"{' or '.join(map(str, numbers))} GPUs make no equal groups of several: use fsdp"
 
     def may_accumulate(self) -> bool:
         """Whether the batch may be divided; what hinders it is noted."""

@@ -104,7 +104,9 @@ def _skipped(searched: Searched) -> list[Rejected]:
         return []
     is_enough = "they only save memory, and without them something as fast fits: --prefer memory"
     why = is_enough if searched.found.is_certain else "what they save would not be enough"
-    which = "with offload, the optimizer in backward, or (on several GPUs) selective recomputation"
+    which = "with offload or the optimizer in backward"
+    if len(searched.choices.shardings) > 1:
+        which += ", or on several GPUs with selective recomputation"
     return [Rejected(what=f"{searched.num_skipped} ways {which}", why=why)]
 
 
