@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -48,12 +49,14 @@ def test_a_prediction_from_what_was_kept_is_that_of_the_trace(expandable: bool) 
             notes=trace.notes,
             doubt=trace.doubt,
         )
-        assert found == expected
+        # How often the allocator tries again before it fails is not kept.
+        retries = found.num_retries if expected.fits == "no" else expected.num_retries
+        assert found == replace(expected, num_retries=retries)
         verdicts.add(found.fits)
     assert {"yes", "no"} <= verdicts
 
 
-def test_where_no_limit_is_met_nothing_is_replayed() -> None:
+def test_far_from_the_limit_nothing_is_replayed() -> None:
     trace = traced("adamw", VARIANT)
     kept = weighed(weights(trace, expandable=False))
 
@@ -62,6 +65,8 @@ def test_where_no_limit_is_met_nothing_is_replayed() -> None:
 
     roomy = card_of(4 * kept.reserved_with_outputs_bytes + 1000 * MIB)
     assert assemble_weights(weights_kept(kept, again), VARIANT, roomy).fits == "yes"
+    narrow = card_of(kept.allocated_bytes // 2)
+    assert assemble_weights(weights_kept(kept, again), VARIANT, narrow).fits == "no"
 
 
 def test_more_micro_steps_carry_more_over_the_bus() -> None:

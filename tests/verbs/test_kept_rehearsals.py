@@ -48,6 +48,7 @@ def rehearsed(*files: Path) -> Rehearsed:
             "one": Weighed(
                 allocated_bytes=1,
                 reserved_bytes=2,
+                allocated_with_outputs_bytes=2,
                 reserved_with_outputs_bytes=3,
                 by_category={"parameters": 1},
                 by_module={"layer": 1},

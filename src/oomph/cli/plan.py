@@ -80,7 +80,12 @@ def run(options: argparse.Namespace) -> int:
     )
     try:
         drawn = plan_and_draw(
-            options.workload, asked, gpu=options.gpu, gpu_memory=options.gpu_memory, say=_say
+            options.workload,
+            asked,
+            gpu=options.gpu,
+            gpu_memory=options.gpu_memory,
+            say=_say,
+            draws=bool(options.html),
         )
     finally:
         _say("")  # an error, too, begins on a line of its own

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oomph.predicting.scaling import AffineTrace
+from oomph.predicting.work import Work
 from oomph.records.trace import Op, Trace
 
 if TYPE_CHECKING:
@@ -97,6 +98,15 @@ class Footprint:
     def live_bytes(self, micro_batch: int) -> int:
         """The most that is alive at a time. The allocator never reserves less."""
         return int(self.live_by_event(micro_batch).max(initial=0))
+
+    def work(self, micro_batch: int) -> Work:
+        """What the second step computes."""
+        return Work([kernel.at(micro_batch) for kernel in self.kernels], self.op)
+
+    def host_bytes_at(self, micro_batch: int) -> int:
+        """Of the host's memory, for what left the GPU."""
+        fixed, grown = self.host_bytes
+        return fixed + grown * micro_batch
 
     def requests(self, micro_batch: int) -> tuple[list[int], list[int], list[int] | None]:
         """Sizes, events and streams, as `replay` takes them."""

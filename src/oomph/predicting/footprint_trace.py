@@ -21,7 +21,6 @@ def trace_at(
     notes: tuple[str, ...] = (),
 ) -> Trace:
     """The trace at a micro-batch."""
-    fixed, grown = footprint.host_bytes
     kernels = [kernel.at(micro_batch) for kernel in footprint.kernels]
     return Trace(
         allocations=_allocations(footprint, micro_batch),
@@ -33,7 +32,7 @@ def trace_at(
         torch_version=torch_version,
         compute_capability=compute_capability,
         notes=notes,
-        host_peak_bytes=fixed + grown * micro_batch,
+        host_peak_bytes=footprint.host_bytes_at(micro_batch),
     )
 
 

@@ -152,8 +152,8 @@ class Ways:
     def host_bytes(self, variant: Variant) -> int:
         """Of the host's memory, for what left the GPU."""
         family, step = self.families[family_of(variant)], self.steps.get(step_of(variant))
-        lines = [family.host_bytes, *([step.host_bytes] if step is not None else [])]
-        return sum(fixed + grown * variant.micro_batch for fixed, grown in lines)
+        parts = [family] if step is None else [family, step]
+        return sum(part.host_bytes_at(variant.micro_batch) for part in parts)
 
     def seconds(self, variant: Variant) -> float | None:
         """Of one optimizer step."""
@@ -189,7 +189,7 @@ class Ways:
 
     def reserved_bytes(self, variant: Variant) -> int:
         """What torch's allocator reserves on a GPU that has no end."""
-        key = _key_of(variant)
+        key = key_of(variant)
         if key not in self.known_replays:
             self.known_replays[key] = self.replayed(variant, None).peak_reserved_bytes
         return self.known_replays[key]
@@ -200,7 +200,7 @@ class Ways:
             return False
         if self.reserved_bytes(variant) <= limit_bytes:
             return True
-        key = f"{_key_of(variant)} in {limit_bytes}"
+        key = f"{key_of(variant)} in {limit_bytes}"
         if key not in self.known_replays:
             self.known_replays[key] = self.replayed(variant, limit_bytes).ran_out_at is None
         return bool(self.known_replays[key])
@@ -213,7 +213,7 @@ class Ways:
         return replay(CachingAllocator(settings, device), sizes, events, streams)
 
 
-def _key_of(variant: Variant) -> str:
+def key_of(variant: Variant) -> str:
     """Of all that decides its requests."""
     rest = variant.micro_batch, variant.accumulation == 1, variant.expandable_segments
     return repr((*family_of(variant), *step_of(variant), *rest))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from oomph.predicting.allocator_settings import AllocatorSettings
@@ -36,7 +36,8 @@ class Weighed:
 
     allocated_bytes: int
     reserved_bytes: int
-    reserved_with_outputs_bytes: int  # where the loop keeps what the model returned
+    allocated_with_outputs_bytes: int  # where the loop keeps what the model returned
+    reserved_with_outputs_bytes: int
     by_category: Mapping[Category, int]
     by_module: Mapping[str, int]
     peak_at: Moment
@@ -76,6 +77,7 @@ def weighed(weights: Weights) -> Weighed:
     return Weighed(
         allocated_bytes=found.peak_allocated_bytes,
         reserved_bytes=found.peak_reserved_bytes,
+        allocated_with_outputs_bytes=with_outputs.peak_allocated_bytes,
         reserved_with_outputs_bytes=with_outputs.peak_reserved_bytes,
         by_category=weights.by_category,
         by_module=weights.by_module,
@@ -92,7 +94,9 @@ def weights_kept(kept: Weighed, again: Callable[[], Weights]) -> Weights:
     return Weights(
         replays=_Kept(kept.allocated_bytes, kept.reserved_bytes, lambda: made().replays),
         with_outputs=_Kept(
-            kept.allocated_bytes, kept.reserved_with_outputs_bytes, lambda: made().with_outputs
+            kept.allocated_with_outputs_bytes,
+            kept.reserved_with_outputs_bytes,
+            lambda: made().with_outputs,
         ),
         by_category=kept.by_category,
         by_module=kept.by_module,
@@ -102,16 +106,16 @@ def weights_kept(kept: Weighed, again: Callable[[], Weights]) -> Weights:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Replays that meet no limit are known; the others are made."""
+    """What a replay would say is known where the limit is far; else it is made."""
 
     allocated_bytes: int
     unlimited_bytes: int
     again: Callable[[], Replays]
 
     def likely(self, limit_bytes: int) -> tuple[Replayed, Replayed]:
-        if self.unlimited_bytes > limit_bytes:
+        if self._meets(limit_bytes):
             return self.again().likely(limit_bytes)
-        known = Replayed(
+        unlimited = Replayed(
             peak_allocated_bytes=self.allocated_bytes,
             peak_allocated_at=None,
             peak_reserved_bytes=self.unlimited_bytes,
@@ -120,18 +124,34 @@ class _Kept:
             num_cuda_mallocs=0,
             num_cuda_frees=0,
         )
-        return known, known
+        if self.unlimited_bytes <= limit_bytes:
+            return unlimited, unlimited
+        # Where it ran out nobody asks.
+        return replace(unlimited, num_retries=1, ran_out_at=0), unlimited
 
     def reserved_bytes(self, limit_bytes: int) -> tuple[int, int]:
-        if self.unlimited_bytes > limit_bytes:
+        if self._meets(limit_bytes):
             return self.again().reserved_bytes(limit_bytes)
         return self.unlimited_bytes, self.unlimited_bytes
 
     def any_fits(self, limit_bytes: int) -> bool:
-        return self.unlimited_bytes <= limit_bytes or self.again().any_fits(limit_bytes)
+        if self._meets(limit_bytes):
+            return self.again().any_fits(limit_bytes)
+        return self.unlimited_bytes <= limit_bytes
 
     def all_fit(self, limit_bytes: int) -> bool:
-        return self.unlimited_bytes <= limit_bytes or self.again().all_fit(limit_bytes)
+        if self._meets(limit_bytes):
+            return self.again().all_fit(limit_bytes)
+        return self.unlimited_bytes <= limit_bytes
 
     def likely_fits(self, limit_bytes: int) -> bool:
-        return self.unlimited_bytes <= limit_bytes or self.again().likely_fits(limit_bytes)
+        if self._meets(limit_bytes):
+            return self.again().likely_fits(limit_bytes)
+        return self.unlimited_bytes <= limit_bytes
+
+    def _meets(self, limit_bytes: int) -> bool:
+        """Whether it depends on what the allocator does at the limit.
+
+        With more room than it reserves it never meets it, with less than it allocates it fails.
+        """
+        return self.allocated_bytes <= limit_bytes < self.unlimited_bytes

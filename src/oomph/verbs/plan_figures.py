@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from oomph.planning.search import Checked
     from oomph.predicting.footprint import Footprint
     from oomph.predicting.overhead import Interval
+    from oomph.predicting.weighing import Weights
+    from oomph.predicting.work import Work
     from oomph.records.prediction import Prediction, Verdict
     from oomph.records.trace import Trace
     from oomph.records.workload import Variant
@@ -42,7 +44,8 @@ class Figures:
         self.refuted: set[Variant] = set()  # whose own rehearsal said otherwise
         self._checked: dict[Variant, Checked] = {}
         self._bar_ratios: dict[bool, float] = {}  # of one GPU, of several
-        self.as_is = self.predicted(_as_given(asked, rehearsed), is_exact=True)[0]
+        self._traces: dict[Variant, Trace] = {}  # of rehearsals that were made for this question
+        self.as_is = self.predicted(_as_given(asked, rehearsed), is_exact=True)
 
     # ---- by its parts ----------------------------------------------------------------------------
 
@@ -120,37 +123,84 @@ class Figures:
 
     # ---- as a prediction -------------------------------------------------------------------------
 
-    def predicted(self, variant: Variant, *, is_exact: bool) -> tuple[Prediction, Trace]:
+    def predicted(self, variant: Variant, *, is_exact: bool) -> Prediction:
         """By a rehearsal of the very variant, or by what was rehearsed of its parts."""
-        from oomph.predicting.allocator_settings import AllocatorSettings
-        from oomph.predicting.assembly import assemble
+        from oomph.predicting.assembly import assemble_weights, bus_bytes
         from oomph.verbs.predictions import step_time
 
-        # What convolutions take beside their tensors is not among the parts.
-        is_exact = is_exact or self.rehearsed.has_convolutions
-        trace = self._rehearsed_trace(variant) if is_exact else self._trace_of(variant)
-        settings = AllocatorSettings(expandable_segments=variant.expandable_segments)
-        time = step_time(trace, variant, self._ready.model)
-        card, notes = self.card.among(variant), self._ready.notes
-        found = assemble(trace, variant, card, settings=settings, time=time, notes=notes)
+        weights, work, host_bytes = self._weights(variant, is_exact=is_exact)
+        found = assemble_weights(
+            weights,
+            variant,
+            self.card.among(variant),
+            host_bytes=host_bytes,
+            bus_bytes=bus_bytes(work, variant.accumulation),
+            time=step_time(work, variant, self._ready.model),
+            notes=(*self.rehearsed.notes, *self._ready.notes),
+            doubt=self.rehearsed.doubt,
+        )
         if is_exact:
             self._learn_bar(found)
-        return found, trace
+        return found
+
+    def _weights(self, variant: Variant, *, is_exact: bool) -> tuple[Weights, Work, int]:
+        """What torch takes, what is computed, and what the host holds."""
+        from oomph.predicting.weighing import weighed, weights_kept
+        from oomph.predicting.work import work_of
+
+        if self.rehearsed.has_convolutions:
+            # What convolutions take beside their tensors is not among the parts, nor is it kept.
+            trace = self.trace(variant, is_exact=True)
+            return self._weighed_anew(variant, trace), work_of(trace.ops), trace.host_peak_bytes
+        footprint, key = self._footprint(variant, is_exact=is_exact)
+        known = self.rehearsed.weighed.get(key)
+        if known is None:
+            trace = self._as_trace(footprint, variant.micro_batch)
+            weights = self._weighed_anew(variant, trace)
+            self.rehearsed.weighed[key] = weighed(weights)
+        else:
+            weights = weights_kept(
+                known,
+                lambda: self._weighed_anew(variant, self._as_trace(footprint, variant.micro_batch)),
+            )
+        size = variant.micro_batch
+        return weights, footprint.work(size), footprint.host_bytes_at(size)
+
+    def _weighed_anew(self, variant: Variant, trace: Trace) -> Weights:
+        from oomph.predicting.allocator_settings import AllocatorSettings
+        from oomph.predicting.weighing import weights_of
+
+        settings = AllocatorSettings(expandable_segments=variant.expandable_segments)
+        return weights_of(trace, settings, has_fast_tf32=self.card.has_fast_tf32)
+
+    def trace(self, variant: Variant, *, is_exact: bool) -> Trace:
+        """What a prediction of it rests on."""
+        if self.rehearsed.has_convolutions:
+            return self._rehearsed_trace(variant)
+        return self._as_trace(self._footprint(variant, is_exact=is_exact)[0], variant.micro_batch)
+
+    def _footprint(self, variant: Variant, *, is_exact: bool) -> tuple[Footprint, str]:
+        """Its own or that of its parts, and a name for it."""
+        from oomph.predicting.ways import key_of
+
+        ways = self.lines.of(variant)
+        if not is_exact:
+            kind = "point" if self.lines.points else "line"
+            return ways.footprint(variant), f"{kind} {key_of(variant)}"
+        key = _exact_key(variant)
+        if key not in self.rehearsed.exact:
+            self._rehearsed_trace(variant)
+        return self.rehearsed.exact[key], f"exact {key_of(variant)}"
 
     def _rehearsed_trace(self, variant: Variant) -> Trace:
-        key = replace(variant, accumulation=min(variant.accumulation, 2), expandable_segments=False)
-        known = self.rehearsed.exact.get(key)
-        if known is not None and not self.rehearsed.has_convolutions:
-            return self._as_trace(known, variant.micro_batch)
-        if self._rehearser is None:
-            raise Unrehearsed
-        self._say(f"rehearsing {in_words(variant)} itself")
-        trace = self._rehearser.trace(variant)
-        self.rehearsed.exact[key] = footprint_of_one(trace)
-        return trace
-
-    def _trace_of(self, variant: Variant) -> Trace:
-        return self._as_trace(self.lines.of(variant).footprint(variant), variant.micro_batch)
+        """Of a rehearsal of the very variant."""
+        if variant not in self._traces:
+            if self._rehearser is None:
+                raise Unrehearsed
+            self._say(f"rehearsing {in_words(variant)} itself")
+            self._traces[variant] = trace = self._rehearser.trace(variant)
+            self.rehearsed.exact[_exact_key(variant)] = footprint_of_one(trace)
+        return self._traces[variant]
 
     def _as_trace(self, footprint: Footprint, micro_batch: int) -> Trace:
         from oomph.predicting.footprint_trace import trace_at
@@ -163,6 +213,12 @@ class Figures:
             notes=self.rehearsed.notes,
         )
         return replace(trace, doubt=self.rehearsed.doubt)
+
+
+def _exact_key(variant: Variant) -> Variant:
+    """All that a rehearsal of it depends on: more micro-steps are like the second."""
+    few = min(variant.accumulation, 2)
+    return replace(variant, accumulation=few, expandable_segments=False)
 
 
 def _as_given(asked: Asked, rehearsed: Rehearsed) -> Variant:

@@ -30,17 +30,24 @@ class Drawn:
     """Plans, and what is needed to draw them."""
 
     plans: Plans
-    timelines: tuple[Timeline, ...]  # of each plan
-    code: tuple[str, ...]  # a training loop for each plan
+    timelines: tuple[Timeline, ...] = ()  # of each plan, where they are to be drawn
+    code: tuple[str, ...] = ()  # a training loop for each plan, as well
 
 
 class Search:
     """One search: in the child that can rehearse, or where all is known already."""
 
     def __init__(
-        self, asked: Asked, target: Target, workload: str, say: Callable[[str], None]
+        self,
+        asked: Asked,
+        target: Target,
+        workload: str,
+        say: Callable[[str], None],
+        *,
+        draws: bool = True,
     ) -> None:
         self.asked, self.target, self.workload, self.say = asked, target, workload, say
+        self.draws = draws
         self.rehearser: Rehearser | None = None
 
     def run(self, rehearser: Rehearser, known: Rehearsed | None = None) -> tuple[Drawn, Rehearsed]:
@@ -215,17 +222,20 @@ class Search:
 
         predicted = []
         for number, variant in enumerate(searched.found.shown):
-            prediction, trace = self.figures.predicted(variant, is_exact=number == 0)
+            prediction = self.figures.predicted(variant, is_exact=number == 0)
             if number == 0 and not _is_confirmed(prediction, searched.found):
                 self.figures.refuted.add(variant)
                 return None
             if prediction.fits != "no":
-                predicted.append((variant, prediction, trace))
-        kept = [(variant, prediction) for variant, prediction, _ in predicted]
-        plans = told(self.workload, self.asked, self.figures, searched, kept)
+                predicted.append((variant, prediction))
+        plans = told(self.workload, self.asked, self.figures, searched, predicted)
+        if not self.draws:
+            return Drawn(plans=plans)
+        best = searched.found.best
+        traces = (self.figures.trace(variant, is_exact=variant == best) for variant, _ in predicted)
         return Drawn(
             plans=plans,
-            timelines=tuple(timeline_of(trace) for _, _, trace in predicted),
+            timelines=tuple(timeline_of(trace) for trace in traces),
             code=tuple(Planned.of(plan).to_code() for plan in plans),
         )
 

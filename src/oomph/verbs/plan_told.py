@@ -155,6 +155,6 @@ def _shortfall(figures: Figures, found: Found) -> Shortfall:
     from oomph.predicting.overhead import usable_bytes
     from oomph.verbs.readings import catalog
 
-    smallest = figures.predicted(found.smallest, is_exact=False)[0]
+    smallest = figures.predicted(found.smallest, is_exact=False)
     sizes = [(model.name, usable_bytes(model).low_bytes) for model in catalog()]
     return answers.shortfall(smallest, sizes, answers.gpus_that_would_do(smallest))

@@ -50,7 +50,8 @@ def plan(
         prefer=prefer,
         target_ratio=target_memory,
     )
-    return plan_and_draw(workload, asked, gpu=gpu, gpu_memory=gpu_memory, say=say).plans
+    drawn = plan_and_draw(workload, asked, gpu=gpu, gpu_memory=gpu_memory, say=say, draws=False)
+    return drawn.plans
 
 
 def plan_and_draw(
@@ -60,8 +61,9 @@ def plan_and_draw(
     gpu: str | None = None,
     gpu_memory: int | str | None = None,
     say: Say | None = None,
+    draws: bool = True,
 ) -> Drawn:
-    """The plans, with the timelines of their memory."""
+    """The plans, with the timelines of their memory if they are to be drawn."""
     _check(asked)
     from oomph.tracing import traces
     from oomph.tracing.many import with_rehearser
@@ -77,15 +79,20 @@ def plan_and_draw(
     place = find_place(workload)
     capability = traces.kind_of(target.capability)
     name = workload if isinstance(workload, str) else "workload"
-    search = Search(asked, target, name, say or (lambda _: None))
+    search = Search(asked, target, name, say or (lambda _: None), draws=draws)
     if not isinstance(place, tuple):
         return with_rehearser(place, capability, apply, search.run)[0]
     known = kept_rehearsals.find(place, capability)
     if known is not None:
+        num_known = len(known.replays) + len(known.weighed)
         try:
-            return search.answer(known)
+            drawn = search.answer(known)
         except Unrehearsed:
             pass
+        else:
+            if len(known.replays) + len(known.weighed) > num_known:
+                kept_rehearsals.keep_replays(place, capability, known)
+            return drawn
     drawn, rehearsed = with_rehearser(place, capability, apply, lambda r: search.run(r, known))
     kept_rehearsals.keep(place, capability, rehearsed)
     return drawn

@@ -10,9 +10,10 @@ if TYPE_CHECKING:
 
     from oomph.predicting.rates import MatmulPrecision
     from oomph.predicting.speed import StepTime
+    from oomph.predicting.work import Work
     from oomph.records.catalog import GpuModel
     from oomph.records.prediction import Prediction, StepFrom
-    from oomph.records.trace import Trace
+    from oomph.records.trace import Op, Trace
     from oomph.records.workload import Adapters, Attention, Loss, Precision, Variant, Workload
     from oomph.tracing.traces import Traced, Wish
     from oomph.verbs.targets import Ready, Target
@@ -127,11 +128,11 @@ class _Asked(NamedTuple):
         notes: list[str] = []
         trace, variant = _trace_for(self.place, wish, capability, say, notes)
         ready = self.target.with_torch(trace.torch_version)
-        time = step_time(trace, variant, ready.model)
+        time = step_time(trace.ops, variant, ready.model)
         if self.measured is not None:
             like, seconds = self.measured
-            reference = _trace_for(self.place, like, capability, say, [])
-            time = _anchored(time, step_time(*reference, ready.model), seconds)
+            measured, with_ = _trace_for(self.place, like, capability, say, [])
+            time = _anchored(time, step_time(measured.ops, with_, ready.model), seconds)
         return assembly.assemble(
             trace,
             replace(variant, expandable_segments=self.expandable_segments),
@@ -210,12 +211,12 @@ def _at_micro_batch(traced: Traced) -> Trace | None:
         return None
 
 
-def step_time(trace: Trace, variant: Variant, model: GpuModel) -> StepTime | None:
+def step_time(work: Sequence[Op] | Work, variant: Variant, model: GpuModel) -> StepTime | None:
     from oomph.predicting import speed
 
     precision: MatmulPrecision = "tf32" if variant.precision == "tf32" else "fp32"
     return speed.estimate(
-        trace.ops,
+        work,
         model,
         matmul_precision=precision,
         num_gpus=variant.num_gpus,
