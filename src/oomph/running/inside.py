@@ -1,0 +1,255 @@
+"""A function that serves -> the same, in a process that can harm nobody. Runs in the child.
+
+Three processes. The *keeper* makes the namespaces and waits. The *first* is process 1 of the
+new process namespace: it covers the files, drops its capabilities and collects the dead; when
+it ends, the kernel kills whatever is left in the namespace. The *server* runs the user's code.
+Each dies with the one that started it. What they tell the outside are frames of JSON.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import secrets
+import select
+import signal
+import struct
+import sys
+import termios
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO, NoReturn
+
+from oomph.running import linux
+from oomph.running.covering import Cover
+from oomph.running.frames import read_frame, write_frame
+from oomph.running.offline import go_offline
+from oomph.running.places import Places, everything, to_cover
+
+Serve = Callable[[BinaryIO, BinaryIO], None]
+
+NAMESPACES = (
+    linux.CLONE_NEWUSER
+    | linux.CLONE_NEWNS
+    | linux.CLONE_NEWPID
+    | linux.CLONE_NEWNET
+    | linux.CLONE_NEWIPC
+)
+# Without them root could not write where others own the directory, as a container's root does in
+# one of the host. They pass no read-only mount; every other capability is dropped.
+ROOTS_FILE_CAPABILITIES = frozenset(
+    {linux.CAP_CHOWN, linux.CAP_DAC_OVERRIDE, linux.CAP_FOWNER, linux.CAP_FSETID}
+)
+ALL_IDS, ONE_ID, BEGIN, GO = b"all ids", b"one id", b"begin", b"go"
+PRIVATE_TEMPORARY = "/dev/shm"  # noqa: S108 - inside, it is a directory of our own
+ROWS_AND_COLUMNS = (24, 80)
+# Each lets one read of the terminal end: what asks for input is told that there is none.
+NUM_ENDS_OF_INPUT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The inside's ends of the pipes."""
+
+    requests: int
+    answers: int
+    output: int
+
+
+class Outside:
+    """The one who asked, as seen from inside."""
+
+    def __init__(self, ends: Ends) -> None:
+        self.requests: BinaryIO = os.fdopen(ends.requests, "rb")
+        self.answers: BinaryIO = os.fdopen(ends.answers, "wb")
+
+    def tell(self, **news: object) -> None:
+        write_frame(self.answers, json.dumps(news).encode())
+
+    def wait_for(self, *words: bytes) -> bytes:
+        heard = read_frame(self.requests)
+        if heard not in words:  # the outside is gone, or thinks better of it
+            os._exit(1)
+        return heard
+
+
+def keep(serve: Serve, ends: Ends, places: Places, scratch_bytes: int, parent: int) -> NoReturn:
+    """Be the keeper, from the fork to the end."""
+    with_exit(lambda: _keep(serve, ends, places, scratch_bytes, parent))
+
+
+def with_exit(work: Callable[[], int]) -> NoReturn:
+    """End with the code that `work` returns, and never with anything of the parent's."""
+    code = 1
+    try:
+        code = work()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - it has nowhere to go but to the output
+        traceback.print_exc()
+    finally:
+        os._exit(code & 0xFF)
+
+
+def begin(ends: Ends, parent: int, last_signal: int) -> Outside:
+    """Be a process of our own: nothing of the parent's stays open, and none outlives it."""
+    linux.die_with_parent(last_signal)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.setsid()
+    _forget_signals()
+    _let_go_of_files(ends)
+    return Outside(ends)
+
+
+def _keep(serve: Serve, ends: Ends, places: Places, scratch_bytes: int, parent: int) -> int:
+    outside = begin(ends, parent, signal.SIGKILL)
+    try:
+        covered = to_cover(places)
+        linux.unshare(NAMESPACES)
+    except OSError as error:
+        outside.tell(refused=str(error), errno=error.errno)
+        return 1
+    outside.tell(stage="unshared")
+    is_root = outside.wait_for(ALL_IDS, ONE_ID) == ALL_IDS
+    if is_root:
+        covered = everything()
+    is_kept, keeps = os.pipe()
+    first = os.fork()
+    if first == 0:
+        os.close(keeps)
+        with_exit(
+            lambda: _be_first(serve, outside, places, scratch_bytes, covered, is_root, is_kept)
+        )
+    outside.tell(stage="forked", pid=first)
+    return ending(first)
+
+
+def ending(child: int) -> int:
+    """How a child ended, as an exit code: a signal n is 128 + n, as in a shell."""
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code if code >= 0 else 128 - code
+
+
+def _be_first(
+    serve: Serve,
+    outside: Outside,
+    places: Places,
+    scratch_bytes: int,
+    covered: tuple[str, ...],
+    is_root: bool,
+    is_kept: int,
+) -> int:
+    linux.die_with_parent()
+    # The keeper's number means nothing in here; that its end of this pipe is open means it lives.
+    if select.select([is_kept], [], [], 0)[0]:
+        return 1
+    os.close(is_kept)
+    outside.wait_for(BEGIN)
+    try:
+        cover = Cover(places, scratch_bytes)
+        cover.directories(covered)
+        cover.finish()
+        os.chdir(places.cwd)
+        linux.bring_up_loopback()
+        linux.drop_capabilities(ROOTS_FILE_CAPABILITIES if is_root else frozenset())
+    except OSError as error:
+        outside.tell(refused=str(error), errno=error.errno)
+        return 1
+    terminal = make_terminal()
+    server = os.fork()
+    if server == 0:
+        with_exit(lambda: _be_server(serve, outside, places, terminal, tuple(cover.read_only)))
+    return _collect(server)
+
+
+def _collect(server: int) -> int:
+    """Reap everyone; end when the server has ended."""
+    while True:
+        pid, status = os.wait()
+        if pid == server:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _be_server(
+    serve: Serve, outside: Outside, places: Places, terminal: int, read_only: tuple[str, ...]
+) -> int:
+    furnish(terminal)
+    name = f".oomph-{secrets.token_hex(8)}"
+    unwritable = [place for place in places.probed() if not _write_probe(place, name)]
+    is_temporary_missing = places.temporary in unwritable
+    go_offline(PRIVATE_TEMPORARY if is_temporary_missing else None)
+    outside.tell(stage="ready", probe=name, read_only=sorted({*unwritable, *read_only}))
+    outside.wait_for(GO)
+    for place in set(places.probed()) - set(unwritable):
+        os.unlink(f"{place}/{name}")  # noqa: PTH108
+    serve(outside.requests, outside.answers)
+    return 0
+
+
+def _write_probe(place: str, name: str) -> bool:
+    try:
+        descriptor = os.open(f"{place}/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except OSError:  # read-only: then nothing can leave that way either
+        return False
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(b"a probe of oomph's sandbox")
+    return True
+
+
+def furnish(terminal: int) -> None:
+    """What the user's code finds: a terminal that says nothing, streams, no core files."""
+    os.dup2(terminal, 0)
+    os.close(terminal)
+    sys.stdin = os.fdopen(0, "r", closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1, errors="replace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # 1, not 0: the kernel then does not start a core handler outside either (fs/coredump.c).
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    if hard != 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+
+
+def make_terminal() -> int:
+    """A terminal of 80 columns at which nobody types. Its other end stays open in this process."""
+    try:
+        ours, theirs = os.openpty()
+    except OSError:  # no pseudo-terminals here
+        return os.open(os.devnull, os.O_RDONLY)
+    modes = termios.tcgetattr(theirs)
+    modes[3] &= ~termios.ECHO
+    termios.tcsetattr(theirs, termios.TCSANOW, modes)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *ROWS_AND_COLUMNS, 0, 0))
+    end_of_input = bytes(modes[6][termios.VEOF])
+    os.write(ours, end_of_input * NUM_ENDS_OF_INPUT)
+    return theirs
+
+
+def _forget_signals() -> None:
+    """Handlers and blocked signals of the parent mean nothing here."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
+        if signal.getsignal(number) is not None:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _let_go_of_files(ends: Ends) -> None:
+    """Nothing that the parent has open can be written to, nor a directory of it be walked.
+
+    Descriptors are not closed but lead to /dev/null: objects of Python still own their numbers.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    kept = {ends.requests, ends.answers, ends.output, nothing}
+    for descriptor in (int(name) for name in os.listdir("/proc/self/fd")):
+        if descriptor not in kept:
+            os.dup2(nothing, descriptor, inheritable=descriptor < 3)
+    for descriptor in (1, 2):
+        os.dup2(ends.output, descriptor)
