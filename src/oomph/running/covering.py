@@ -163,11 +163,16 @@ def _bind(source: str, target: str) -> None:
 def _copy_or_bind(original: Path, fresh: Path) -> None:
     """A small file that can be read becomes a copy; another stays what it is, read-only."""
     if original.stat().st_size <= LARGEST_COPY_BYTES and os.access(original, os.R_OK):
-        shutil.copyfile(original, fresh)
-        _look_like(str(original), str(fresh))
-    else:
-        fresh.touch()
-        _bind(str(original), str(fresh))
+        try:
+            shutil.copyfile(original, fresh)
+            _look_like(str(original), str(fresh))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        else:
+            return
+    fresh.touch()
+    _bind(str(original), str(fresh))
 
 
 def _look_like(original: str, fresh: str) -> None:

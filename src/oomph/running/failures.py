@@ -1,11 +1,11 @@
 """How a sandbox can fail, each with its own name.
 
-    UsageError
-    `-- NoSandbox       it cannot be made here, or it does not hold          exit 2
-    UserCodeError
-    |-- DiedInside      the process inside ended without an answer           exit 2
-    |-- OutOfTime       it did not answer within the time given, was killed  exit 2
-    `-- SpokeNonsense   its answer is no answer, or larger than allowed      exit 2
+UsageError
+`-- NoSandbox       it cannot be made here, or it does not hold          exit 2
+UserCodeError
+|-- DiedInside      the process inside ended without an answer           exit 2
+|-- OutOfTime       it did not answer within the time given, was killed  exit 2
+`-- SpokeNonsense   its answer is no answer, or larger than allowed      exit 2
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ raises OSError with the call's name where the kernel refuses.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import signal
@@ -39,6 +40,7 @@ CAP_DAC_OVERRIDE = 1
 CAP_FOWNER = 3
 CAP_FSETID = 4
 _CAPABILITY_VERSION_3 = 0x20080522
+_MOST_CAPABILITIES = 64
 
 # include/uapi/linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -139,16 +141,25 @@ def gain_no_privileges() -> None:
 def drop_capabilities(kept: frozenset[int] = frozenset()) -> None:
     """Keep only these capabilities, for this process and whatever it starts, for good."""
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    with open("/proc/sys/kernel/cap_last_cap") as file:  # noqa: PTH123 - a number of the kernel
-        last = int(file.read())
-    for capability in range(last + 1):
-        if capability not in kept:
-            _prctl(_PR_CAPBSET_DROP, capability)
+    for capability in range(_MOST_CAPABILITIES):
+        if capability not in kept and not _drop_for_good(capability):
+            break
     mask = sum(1 << capability for capability in kept)  # all of them are below 32
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     # two of struct __user_cap_data_struct: effective, permitted, inheritable
     call("capset", header, struct.pack("=IIIIII", mask, mask, 0, 0, 0, 0))
     gain_no_privileges()
+
+
+def _drop_for_good(capability: int) -> bool:
+    """Whether the kernel knows such a capability."""
+    try:
+        _prctl(_PR_CAPBSET_DROP, capability)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    return True
 
 
 def bring_up_loopback() -> None:

@@ -56,16 +56,18 @@ def refusal(told: str, number: int | None) -> NoSandbox:
     """The error for what the kernel refused, with the likeliest cause on this machine."""
     return NoSandbox(
         "the script cannot be kept from writing to your files here",
-        because=f"the kernel refuses it: {told}{_cause(number)}",
+        because=f"the kernel refuses it: {told}{_cause(told, number)}",
         attempt=f"{_way_out()}or --unprotected, which protects less (docs/sandbox.md)",
     )
 
 
-def _cause(number: int | None) -> str:
+def _cause(told: str, number: int | None) -> str:
     """Which setting of this machine refuses namespaces, where it can be told."""
     if _setting("kernel/unprivileged_userns_clone") == "0":
         return "; kernel.unprivileged_userns_clone is 0"
-    if number == errno.ENOSPC or _setting("user/max_user_namespaces") == "0":
+    if (number == errno.ENOSPC and "unshare" in told) or _setting(
+        "user/max_user_namespaces"
+    ) == "0":
         return "; user.max_user_namespaces is used up, or 0"
     if _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
         return "; kernel.apparmor_restrict_unprivileged_userns is 1 (Ubuntu since 23.10)"

@@ -28,7 +28,7 @@ from oomph.running.identities import map_everyone, map_ourselves
 from oomph.running.inside import Ends, Serve
 from oomph.running.places import Places, find_places
 from oomph.running.protection import LIMITS, NAMESPACED, Protection, refusal, unprotected_by
-from oomph.units import GIB, MIB
+from oomph.units import GIB
 
 SCRATCH_BYTES = 4 * GIB
 # Mounting takes milliseconds; longer is a dead network file system.
@@ -93,7 +93,10 @@ class Sandbox:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -175,7 +178,7 @@ class Sandbox:
 def protection() -> Protection:
     """What a sandbox would be here, found out by making one."""
     try:
-        with Sandbox(_serve_nobody, scratch_bytes=MIB) as sandbox:
+        with Sandbox(_serve_nobody) as sandbox:
             return sandbox.protection
     except NoSandbox as error:
         return unprotected_by(error, landlock.version() > 0)

@@ -1,0 +1,305 @@
+"""A script that does its worst: it sees what it did, and nobody else does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oomph.running import linux
+from oomph.running.sandbox import Sandbox
+from running.conftest import Home
+from running.insiders import (
+    ask,
+    fingerprint,
+    give,
+    needs_namespaces,
+    needs_root,
+    processes_with,
+    run_inside,
+    run_python,
+)
+
+pytestmark = needs_namespaces
+
+HARM = """
+home = os.environ["HOME"]
+done = {}
+def attempt(name, harm):
+    try:
+        harm()
+        done[name] = True
+    except OSError as error:
+        done[name] = error.errno
+
+def append(path):
+    with open(path, "a") as file:
+        file.write("changed")
+
+def by_libc():
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = libc.open(b"data/x", os.O_WRONLY | os.O_TRUNC)
+    assert descriptor >= 0, os.strerror(ctypes.get_errno())
+    libc.write(descriptor, b"by libc", 7)
+
+attempt("append", lambda: append("train.py"))
+attempt("through a link", lambda: append("link"))
+attempt("truncate", lambda: os.truncate("runs/log", 0))
+attempt("libc", by_libc)
+attempt("chmod", lambda: os.chmod("train.py", 0))
+attempt("times", lambda: os.utime("data", (1, 1)))
+attempt("create", lambda: append("new"))
+attempt("make directories", lambda: os.makedirs("a/b/c"))
+attempt("rename", lambda: os.rename("train.py", "gone.py"))
+attempt("remove", lambda: os.remove("data/x"))
+attempt("remove a tree", lambda: shutil.rmtree("data"))
+attempt("make it again", lambda: os.mkdir("data"))
+attempt("home", lambda: append(home + "/notes"))
+attempt("dot file", lambda: append(home + "/.bashrc"))
+attempt("temporary", lambda: append(tempfile.gettempdir() + "/oomph-hostile"))
+attempt("subprocess", lambda: subprocess.run("rm -rf ~/.config/key", shell=True, check=True))
+attempt("everything", lambda: subprocess.run("rm -rf ~/.[a-z]* ~/*", shell=True))
+answer = {"done": done, "left": sorted(os.listdir(home))}
+"""
+
+
+def test_whatever_a_script_destroys_is_destroyed_for_itself_alone(home: Home) -> None:
+    before = fingerprint(home.root)
+    answer = home.do(lambda: run_inside(HARM))
+    assert set(answer["done"].values()) == {True}, answer
+    assert answer["left"] == []
+    assert fingerprint(home.root) == before
+    assert not Path("/tmp/oomph-hostile").exists()  # noqa: S108
+
+
+@needs_root
+def test_a_mount_below_the_home_and_files_beside_it_are_safe_and_can_be_written(
+    home: Home,
+) -> None:
+    disk = home.path / "disk"
+
+    def mount_a_disk() -> None:
+        disk.mkdir()
+        linux.mount("none", str(disk), "tmpfs", 0)
+        (disk / "results").write_text("mine")
+        if home.user is not None:
+            give(home.path, home.user)
+
+    def harm() -> Any:
+        before = fingerprint(home.path)
+        answer = run_inside(
+            HARM.replace(
+                'attempt("append"',
+                'attempt("on the mount", lambda: append(home + "/disk/results"))\n'
+                'attempt("new there", lambda: append(home + "/disk/new"))\n'
+                'attempt("append"',
+                1,
+            )
+        )
+        return answer, fingerprint(home.path) == before
+
+    answer, is_unchanged = home.do(harm, before=mount_a_disk)
+    assert is_unchanged
+    assert set(answer["done"].values()) == {True}, answer
+    assert answer["left"] == [
+        ".config",
+        "disk",
+        "project",
+    ]  # mount points inside: emptied, but not removed
+
+
+@needs_root
+def test_a_directory_of_the_users_elsewhere_with_a_mount_below_is_safe(home: Home) -> None:
+    """Neither home nor project: as root it is covered, for others it is read-only."""
+    elsewhere = home.root / "elsewhere"
+
+    def mount_below() -> None:
+        (elsewhere / "disk").mkdir(parents=True)
+        (elsewhere / "file").write_text("mine")
+        if home.user is not None:
+            give(elsewhere, home.user)
+        linux.mount("none", str(elsewhere / "disk"), "tmpfs", 0)
+
+    def harm() -> Any:
+        before = fingerprint(elsewhere)
+        answer = run_inside(
+            f"open({str(elsewhere / 'file')!r}, 'a').write('x'); answer = 'written'"
+        )
+        return answer, fingerprint(elsewhere) == before
+
+    answer, is_unchanged = home.do(harm, before=mount_below)
+    assert is_unchanged
+    assert answer == "written"
+
+
+def test_the_packages_of_python_are_not_changed() -> None:
+    packages = sysconfig.get_paths()["purelib"]
+    answer = run_inside(
+        f"open({packages!r} + '/oomph_hostile.py', 'w').close(); answer = 'written'"
+    )
+    assert answer == "written"
+    assert not Path(packages, "oomph_hostile.py").exists()
+
+
+def test_the_root_directory_and_the_kernels_settings_are_read_only(home: Home) -> None:
+    code = """
+answer = []
+for path in ("/oomph-hostile", "/proc/sys/kernel/printk", "/sys/oomph", "/proc/self/oom_score_adj"):
+    try:
+        open(path, "w").write("1")
+    except OSError as error:
+        answer.append(error.errno)
+"""
+    refused = set(home.do(lambda: run_inside(code)))
+    assert refused <= {1, 13, 30}  # EPERM, EACCES, EROFS
+    assert len(home.do(lambda: run_inside(code))) == 4
+
+
+def test_neither_the_script_nor_a_program_it_starts_can_take_the_wall_down(home: Home) -> None:
+    code = f"""
+libc = ctypes.CDLL(None, use_errno=True)
+def errno_of(call):
+    assert call == -1
+    return ctypes.get_errno()
+home = os.environ["HOME"].encode()
+answer = {{
+    "umount": errno_of(libc.umount2(b"{home.path}", 2)),
+    "umount /": errno_of(libc.umount2(b"/", 2)),
+    "remount": errno_of(libc.mount(b"none", b"/", None, ctypes.c_ulong(32), None)),
+    "bind": errno_of(libc.mount(b"/", home, None, ctypes.c_ulong(0x1000), None)),
+    "programs": [
+        subprocess.run(command, shell=True, capture_output=True).returncode
+        for command in (
+            "umount -l {home.path}", "umount -l /tmp", "umount /dev", "umount /proc",
+            "mount -o remount,rw /", "mknod disk b 8 0", "chroot / true",
+            "unshare -m umount -l /tmp", "unshare -Urm umount -l /tmp",
+        )
+    ],
+    "status": [line for line in open("/proc/self/status") if line.startswith(("Cap", "NoNew"))],
+    "devices": sorted(os.listdir("/dev")),
+}}
+"""
+    answer = home.do(lambda: run_inside(code))
+    assert {answer[name] for name in ("umount", "umount /", "remount", "bind")} <= {1, 22}
+    assert answer["umount"] == 1
+    assert 0 not in answer["programs"], answer["programs"]
+    status = dict(line.split() for line in answer["status"])
+    kept = 0b11011 if home.user is None and os.geteuid() == 0 else 0  # root's file capabilities
+    assert {int(status[f"Cap{name}:"], 16) for name in ("Prm", "Eff", "Bnd")} == {kept}
+    assert status["NoNewPrivs:"] == "1"
+    assert set(answer["devices"]) == {
+        *("full", "null", "random", "tty", "urandom", "zero"),
+        *("fd", "ptmx", "pts", "shm", "stderr", "stdin", "stdout"),
+    }
+
+
+def test_a_user_namespace_of_its_own_gives_the_script_nothing(home: Home) -> None:
+    """In a namespace of its own a process has every capability, but not over our mounts."""
+    code = f"""
+child = os.fork()
+if child == 0:
+    libc = ctypes.CDLL(None, use_errno=True)
+    status = 1
+    if libc.unshare(0x10020000) == 0 and libc.umount2(b"{home.path}", 2) == -1:
+        remount = libc.mount(b"none", b"/", None, ctypes.c_ulong(0x1020), None)
+        status = 0 if remount == -1 else 2
+    os._exit(status)
+answer = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+    assert home.do(lambda: run_inside(code)) == 0
+
+
+def test_what_this_process_has_open_cannot_be_written_to_from_inside(home: Home) -> None:
+    def harm() -> tuple[Any, str]:
+        notes = Path(home.path, "notes")
+        with notes.open("a") as file:
+            directory = os.open(home.path, os.O_RDONLY)
+            code = f"""
+answer = []
+for harm in (
+    lambda: os.write({file.fileno()}, b"changed"),
+    lambda: os.ftruncate({file.fileno()}, 0),
+    lambda: os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd={directory}),
+    lambda: os.fchdir({directory}),
+):
+    try:
+        answer.append(harm())
+    except OSError as error:
+        answer.append(error.strerror)
+"""
+            return run_inside(code), notes.read_text()
+
+    answer, notes = home.do(harm)
+    assert answer == [7, "Invalid argument", "Not a directory", "Not a directory"]
+    assert notes == "this is notes\n" * 10
+    assert not (home.path / "new").exists()
+
+
+def test_no_network_is_reached_but_a_script_can_talk_to_itself() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as outside:
+        answer = run_inside(f"""
+answer = []
+for address in (("192.0.2.1", 80), ("127.0.0.1", {outside.getsockname()[1]})):
+    try:
+        socket.create_connection(address)
+    except OSError as error:
+        answer.append(error.strerror)
+with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_connection(server.getsockname()):
+        answer.append("itself")
+""")
+    assert answer == ["Network is unreachable", "Connection refused", "itself"]
+
+
+@pytest.mark.parametrize("place", ["home", "root"])
+def test_sockets_of_programs_outside_are_out_of_reach(home: Home, place: str) -> None:
+    """In a directory that is covered, and in one that is only read-only."""
+    where = (home.path if place == "home" else home.root) / "agent"
+    code = f"""
+with socket.socket(socket.AF_UNIX) as client:
+    try:
+        client.connect({str(where)!r})
+    except OSError as error:
+        answer = error.strerror
+"""
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(where))
+        agent.listen()
+        where.chmod(0o777)
+        assert home.do(lambda: run_inside(code)) == "Connection refused"
+
+
+def test_shared_memory_is_private() -> None:
+    code = "open('/dev/shm/oomph-test', 'w').close(); answer = os.listdir('/dev/shm')"
+    assert run_inside(code) == ["oomph-test"]
+    assert not Path("/dev/shm/oomph-test").exists()  # noqa: S108
+
+
+def test_processes_outside_are_neither_seen_nor_killed() -> None:
+    mark = f"{os.getpid()}.125"
+    with subprocess.Popen(["sleep", mark]) as bystander:
+        code = """
+answer = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+try:
+    os.kill(-1, signal.SIGTERM)  # everyone but itself and process 1
+except ProcessLookupError:
+    answer.append("nobody")
+"""
+        told, alive = run_inside(code), processes_with(mark)
+        bystander.kill()
+    assert told == [1, 2, "nobody"]
+    assert alive == [bystander.pid]
+
+
+def test_two_sandboxes_at_once_do_not_see_each_other() -> None:
+    with Sandbox(run_python) as one, Sandbox(run_python) as other:
+        for sandbox, text in ((one, "one"), (other, "other")):
+            ask(sandbox, f"open('oomph-shared', 'w').write({text!r})")
+        read = "answer = open('oomph-shared').read(), os.getpid()"
+        assert [ask(one, read), ask(other, read)] == [["one", 2], ["other", 2]]
+    assert not Path("oomph-shared").exists()

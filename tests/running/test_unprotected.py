@@ -1,0 +1,258 @@
+"""Where the kernel refuses namespaces: the reason, the refusal, and the weaker way.
+
+The refusals are the kernel's own: a limit of zero user namespaces, and a seccomp filter as a
+container has it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oomph.running import landlock, linux
+from oomph.running.failures import NoSandbox
+from oomph.running.sandbox import Sandbox, protection
+from running.conftest import Home
+from running.insiders import (
+    HERE,
+    ask,
+    fingerprint,
+    needs_namespaces,
+    needs_root,
+    processes_with,
+    run_inside,
+    run_python,
+    wait_until,
+)
+
+UNSHARE = {"x86_64": 272, "aarch64": 97}.get(platform.machine())
+
+
+def allow_no_namespaces() -> None:
+    """In a user namespace of our own we may set its limit, which binds those below."""
+    uid, gid = os.getuid(), os.getgid()
+    linux.unshare(linux.CLONE_NEWUSER)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    Path("/proc/sys/user/max_user_namespaces").write_text("0")
+
+
+def forbid_unshare() -> None:
+    """As Docker's default profile: EPERM from unshare(2). include/uapi/linux/{filter,seccomp}.h"""
+    load_number, jump_if_equal, give_back = 0x20, 0x15, 0x06
+    not_permitted, allowed = 0x00050001, 0x7FFF0000
+    program = b"".join(
+        struct.pack("=HBBI", *instruction)
+        for instruction in (
+            (load_number, 0, 0, 0),
+            (jump_if_equal, 0, 1, UNSHARE),
+            (give_back, 0, 0, not_permitted),
+            (give_back, 0, 0, allowed),
+        )
+    )
+    kept = ctypes.create_string_buffer(program)
+    described = struct.pack("HxxxxxxQ", 4, ctypes.addressof(kept))
+    linux.gain_no_privileges()
+    linux.call("prctl", 22, ctypes.c_ulong(2), described, ctypes.c_ulong(0), ctypes.c_ulong(0))
+
+
+REFUSALS = [
+    pytest.param(allow_no_namespaces, "max_user_namespaces", id="limit of zero"),
+    pytest.param(
+        forbid_unshare,
+        "Operation not permitted: 'unshare'",
+        id="seccomp",
+        marks=pytest.mark.skipif(UNSHARE is None, reason="the number of unshare is not known"),
+    ),
+]
+
+
+def refused(home: Home, refuse: Callable[[], None], work: Callable[[], Any]) -> Any:
+    def refused_work() -> Any:
+        refuse()
+        return work()
+
+    return home.do(refused_work)
+
+
+@needs_namespaces
+@pytest.mark.parametrize(("refuse", "reason"), REFUSALS)
+def test_without_namespaces_there_is_a_reason_and_no_sandbox(
+    home: Home, refuse: Callable[[], None], reason: str
+) -> None:
+    def start() -> tuple[str, str, str]:
+        found = protection()
+        try:
+            Sandbox(run_python)
+        except NoSandbox as error:
+            return found.kind, found.why, str(error)
+        return found.kind, found.why, "it started"
+
+    kind, why, error = refused(home, refuse, start)
+    assert kind == "none"
+    assert reason in why
+    assert reason in error
+    assert "--unprotected" in error
+
+
+def forced(home: Home, code: str) -> Any:
+    """From the weaker way, which is taken because the kernel refuses the other."""
+    refuse = allow_no_namespaces if HERE.kind == "namespaces" else lambda: None
+    return refused(home, refuse, lambda: run_inside(code, is_unprotected=True))
+
+
+def test_with_namespaces_the_stronger_way_is_taken_even_if_the_weaker_is_allowed() -> None:
+    with Sandbox(run_python, is_unprotected=True) as sandbox:
+        assert sandbox.protection.kind == HERE.kind
+
+
+WRITES = """
+home = os.environ["HOME"]
+answer = {}
+def attempt(name, harm):
+    try:
+        harm()
+        answer[name] = "done"
+    except OSError as error:
+        answer[name] = "refused"
+attempt("open", lambda: open("train.py", "a"))
+attempt("create", lambda: open("new", "w"))
+attempt("os.open", lambda: os.open("data/x", os.O_RDWR))
+attempt("remove", lambda: os.remove("data/x"))
+attempt("rename", lambda: os.rename("train.py", "gone.py"))
+attempt("rename into the scratch", lambda: os.rename("train.py", os.environ["TMPDIR"] + "/x"))
+attempt("truncate", lambda: os.truncate("runs/log", 0))
+attempt("mkdir", lambda: os.mkdir("new"))
+attempt("rmtree", lambda: shutil.rmtree("data"))
+attempt("link", lambda: os.symlink("x", home + "/y"))
+attempt("program", lambda: subprocess.run(["rm", "-rf", home]))
+attempt("system", lambda: os.system("rm -rf " + home))
+attempt("network", lambda: socket.create_connection(("127.0.0.1", 9)))
+attempt("scratch", lambda: open(os.environ["TMPDIR"] + "/x", "w"))
+attempt("tempfile", lambda: tempfile.mkdtemp())
+attempt("/dev/null", lambda: open("/dev/null", "w"))
+attempt("reading", lambda: open("train.py").read())
+"""
+
+
+def test_the_weaker_way_refuses_to_python_what_is_outside_its_scratch(home: Home) -> None:
+    before = fingerprint(home.root)
+    answer = forced(home, WRITES)
+    done = {name for name, outcome in answer.items() if outcome == "done"}
+    assert done == {"scratch", "tempfile", "/dev/null", "reading"}
+    assert len(answer) == 17
+    assert fingerprint(home.root) == before
+
+
+@pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock")
+def test_where_there_is_landlock_native_code_is_refused_too(home: Home) -> None:
+    code = """
+libc = ctypes.CDLL(None, use_errno=True)
+opened = libc.open(b"train.py", os.O_WRONLY | os.O_TRUNC)
+answer = opened, os.strerror(ctypes.get_errno())
+"""
+    assert forced(home, code) == [-1, "Permission denied"]
+    assert (home.project / "train.py").read_text().startswith("this is")
+
+
+def test_the_weaker_way_is_named_as_weak_as_it_is(home: Home) -> None:
+    def look() -> tuple[str, str, tuple[str, ...]]:
+        with Sandbox(run_python, is_unprotected=True) as sandbox:
+            return (
+                sandbox.protection.kind,
+                sandbox.protection.why,
+                sandbox.protection.limits,
+            )
+
+    kind, why, limits = refused(home, allow_no_namespaces, look)
+    assert kind == "none"
+    assert ("Landlock" in why) == (landlock.version() > 0)
+    assert any("native code" in limit for limit in limits)
+
+
+FORKED = """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(1e6)
+    os._exit(0)
+answer = os.environ["TMPDIR"]
+"""
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_the_weaker_way_leaves_no_process_and_no_scratch_either(home: Home, end: str) -> None:
+    def use() -> tuple[str, str]:
+        """Told from a process that ends here, or is killed with its sandbox still open."""
+        allow_no_namespaces()
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with Sandbox(run_python, is_unprotected=True) as sandbox:
+                scratch = ask(sandbox, FORKED)
+                os.write(writing, f"{scratch} {sandbox._keeper}".encode())
+                if end == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(0)
+        os.close(writing)
+        os.waitpid(child, 0)
+        scratch, keeper = os.read(reading, 1000).decode().split()
+        return scratch, keeper
+
+    scratch, keeper = home.do(use)
+    assert scratch.startswith(tempfile.gettempdir())
+    assert wait_until(lambda: not Path(scratch).exists())
+    assert wait_until(lambda: not Path("/proc", keeper).exists())
+    assert wait_until(lambda: not _sessions_of(keeper))
+
+
+def _sessions_of(keeper: str) -> list[str]:
+    """Processes whose parent was the keeper, or whose session it opened."""
+    listed = subprocess.run(["ps", "-eo", "ppid=,sid=,pid="], capture_output=True, text=True)
+    return [line for line in listed.stdout.splitlines() if keeper in line.split()]
+
+
+@needs_namespaces
+@needs_root
+def test_in_a_container_whose_proc_is_masked_the_wall_holds_with_the_old_proc(home: Home) -> None:
+    """A whole /proc is refused to a namespace that could not see all of one before."""
+    outside = os.getpid()
+
+    def mask() -> None:
+        linux.mount("none", "/proc/sys", "tmpfs", linux.MS_RDONLY)
+
+    code = f"""
+answer = []
+for path in ("/proc/{outside}/root/tmp/x", "/proc/{outside}/cwd/x", "/proc/self/oom_score_adj"):
+    try:
+        open(path, "w").write("1")
+    except OSError as error:
+        answer.append(error.strerror)
+open("new", "w").close()
+answer.append(os.path.exists("/proc/{outside}"))
+"""
+    answer = home.do(lambda: run_inside(code), before=mask)
+    assert answer[-1] is True  # it is the old one
+    assert set(answer[:-1]) <= {"Permission denied", "Read-only file system"}
+    assert len(answer) == 4
+    assert not (home.project / "new").exists()
+
+
+def test_a_marked_process_can_be_found() -> None:
+    """The tests above would pass if they looked in the wrong place."""
+    mark = f"{os.getpid()}.75"
+    with subprocess.Popen(["sleep", mark]) as found:
+        processes = processes_with(mark)
+        found.kill()
+    assert processes == [found.pid]
