@@ -94,7 +94,7 @@ def test_a_command_that_is_interrupted_or_killed_leaves_nothing(
 
 def test_no_descriptor_and_no_zombie_is_left() -> None:
     def count() -> int:
-        return len(os.listdir("/proc/self/fd"))
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     before = count()
     for _ in range(5):

@@ -274,10 +274,20 @@ with socket.socket(socket.AF_UNIX) as client:
         assert home.do(lambda: run_inside(code)) == "Connection refused"
 
 
-def test_shared_memory_is_private() -> None:
-    code = "open('/dev/shm/oomph-test', 'w').close(); answer = os.listdir('/dev/shm')"
-    assert run_inside(code) == ["oomph-test"]
-    assert not Path("/dev/shm/oomph-test").exists()  # noqa: S108
+def test_shared_memory_can_be_read_and_what_is_written_there_is_private() -> None:
+    before = Path("/dev/shm/oomph-before")  # noqa: S108
+    before.write_text("before")
+    code = """
+open('/dev/shm/oomph-new', 'w').close()
+answer = open('/dev/shm/oomph-before').read(), os.path.exists('/dev/shm/oomph-new')
+os.remove('/dev/shm/oomph-before')
+"""
+    try:
+        assert run_inside(code) == ["before", True]
+        assert before.read_text() == "before"
+        assert not Path("/dev/shm/oomph-new").exists()  # noqa: S108
+    finally:
+        before.unlink()
 
 
 def test_processes_outside_are_neither_seen_nor_killed() -> None:

@@ -195,6 +195,7 @@ def test_a_loader_with_workers_and_a_pool_works_inside() -> None:
         read_frame(requests)
         with multiprocessing.get_context("fork").Pool(2) as pool:
             memory = multiprocessing.shared_memory.SharedMemory(create=True, size=4096)
+            assert memory.buf is not None
             memory.buf[0] = sum(pool.map(abs, [-1, -2]))
             write_frame(answers, bytes(memory.buf[:1]))
 

@@ -21,10 +21,12 @@ import pytest
 
 from oomph.running import landlock, linux
 from oomph.running.failures import NoSandbox
+from oomph.running.protection import Protection
 from oomph.running.sandbox import Sandbox, protection
 from running.conftest import Home
 from running.insiders import (
     HERE,
+    REFUSED,
     ask,
     fingerprint,
     needs_namespaces,
@@ -35,7 +37,9 @@ from running.insiders import (
     wait_until,
 )
 
+# The numbers of system calls in asm/unistd.h
 UNSHARE = {"x86_64": 272, "aarch64": 97}.get(platform.machine())
+MOUNT = {"x86_64": 165, "aarch64": 40}.get(platform.machine())
 
 
 def allow_no_namespaces() -> None:
@@ -48,15 +52,15 @@ def allow_no_namespaces() -> None:
     Path("/proc/sys/user/max_user_namespaces").write_text("0")
 
 
-def forbid_unshare() -> None:
-    """As Docker's default profile: EPERM from unshare(2). include/uapi/linux/{filter,seccomp}.h"""
+def forbid(number: int | None) -> None:
+    """As a container's profile does: EPERM. include/uapi/linux/{filter,seccomp}.h"""
     load_number, jump_if_equal, give_back = 0x20, 0x15, 0x06
     not_permitted, allowed = 0x00050001, 0x7FFF0000
     program = b"".join(
         struct.pack("=HBBI", *instruction)
         for instruction in (
             (load_number, 0, 0, 0),
-            (jump_if_equal, 0, 1, UNSHARE),
+            (jump_if_equal, 0, 1, number),
             (give_back, 0, 0, not_permitted),
             (give_back, 0, 0, allowed),
         )
@@ -70,10 +74,16 @@ def forbid_unshare() -> None:
 REFUSALS = [
     pytest.param(allow_no_namespaces, "max_user_namespaces", id="limit of zero"),
     pytest.param(
-        forbid_unshare,
+        lambda: forbid(UNSHARE),
         "Operation not permitted: 'unshare'",
-        id="seccomp",
-        marks=pytest.mark.skipif(UNSHARE is None, reason="the number of unshare is not known"),
+        id="no unshare, as in Docker",
+        marks=pytest.mark.skipif(UNSHARE is None, reason="its number is not known here"),
+    ),
+    pytest.param(
+        lambda: forbid(MOUNT),
+        "Operation not permitted: 'mount",
+        id="namespaces, but no mounts in them, as with AppArmor",
+        marks=pytest.mark.skipif(MOUNT is None, reason="its number is not known here"),
     ),
 ]
 
@@ -108,7 +118,7 @@ def test_without_namespaces_there_is_a_reason_and_no_sandbox(
 
 def forced(home: Home, code: str) -> Any:
     """From the weaker way, which is taken because the kernel refuses the other."""
-    refuse = allow_no_namespaces if HERE.kind == "namespaces" else lambda: None
+    refuse = (lambda: None) if REFUSED else allow_no_namespaces
     return refused(home, refuse, lambda: run_inside(code, is_unprotected=True))
 
 
@@ -135,6 +145,9 @@ attempt("rename into the scratch", lambda: os.rename("train.py", os.environ["TMP
 attempt("truncate", lambda: os.truncate("runs/log", 0))
 attempt("mkdir", lambda: os.mkdir("new"))
 attempt("rmtree", lambda: shutil.rmtree("data"))
+os.chdir(os.environ["TMPDIR"])
+attempt("rmtree from the scratch", lambda: shutil.rmtree(home + "/project/data"))
+os.chdir(home + "/project")
 attempt("link", lambda: os.symlink("x", home + "/y"))
 attempt("program", lambda: subprocess.run(["rm", "-rf", home]))
 attempt("system", lambda: os.system("rm -rf " + home))
@@ -151,7 +164,7 @@ def test_the_weaker_way_refuses_to_python_what_is_outside_its_scratch(home: Home
     answer = forced(home, WRITES)
     done = {name for name, outcome in answer.items() if outcome == "done"}
     assert done == {"scratch", "tempfile", "/dev/null", "reading"}
-    assert len(answer) == 17
+    assert len(answer) == 18
     assert fingerprint(home.root) == before
 
 
@@ -166,19 +179,21 @@ answer = opened, os.strerror(ctypes.get_errno())
     assert (home.project / "train.py").read_text().startswith("this is")
 
 
-def test_the_weaker_way_is_named_as_weak_as_it_is(home: Home) -> None:
-    def look() -> tuple[str, str, tuple[str, ...]]:
+@needs_namespaces
+@pytest.mark.parametrize(("refuse", "reason"), REFUSALS)
+def test_the_weaker_way_is_named_as_weak_as_it_is(
+    home: Home, refuse: Callable[[], None], reason: str
+) -> None:
+    def look() -> tuple[Any, Protection]:
         with Sandbox(run_python, is_unprotected=True) as sandbox:
-            return (
-                sandbox.protection.kind,
-                sandbox.protection.why,
-                sandbox.protection.limits,
-            )
+            return ask(sandbox, "answer = 'works'"), sandbox.protection
 
-    kind, why, limits = refused(home, allow_no_namespaces, look)
-    assert kind == "none"
-    assert ("Landlock" in why) == (landlock.version() > 0)
-    assert any("native code" in limit for limit in limits)
+    answer, found = refused(home, refuse, look)
+    assert answer == "works"
+    assert found.kind == "none"
+    assert reason in found.why
+    assert ("Landlock" in found.why) == (landlock.version() > 0)
+    assert any("usual ways" in limit for limit in found.limits)
 
 
 FORKED = """

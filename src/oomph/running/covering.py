@@ -55,9 +55,8 @@ class Cover:
 
     def _directory(self, path: str, target: str) -> None:
         """Cover what `path` names, at `target`: the same place, once it is in place."""
-        if not is_above_a_mount(path, self._points) and self._overlay(path, target):
-            return
-        if is_above_a_mount(path, self._points) and self._rebuild(path, target):
+        cover = self._rebuild if is_above_a_mount(path, self._points) else self._overlay
+        if cover(path, target):
             return
         self.read_only.append(path)
         if path != target:
@@ -66,14 +65,14 @@ class Cover:
     def _overlay(self, path: str, target: str) -> bool:
         layer = self._layer()
         for name in ("upper", "work"):
-            os.mkdir(f"{layer}/{name}")  # noqa: PTH102
+            Path(f"{layer}/{name}").mkdir()
         _look_like(ORIGINAL + path, f"{layer}/upper")
         # Named by ".", because a path may hold the commas and colons that separate options.
         os.chdir(ORIGINAL + path)
         options = f"lowerdir=.,upperdir={layer}/upper,workdir={layer}/work,userxattr"
         try:
             linux.mount("overlay", target, "overlay", linux.MS_NODEV | linux.MS_NOSUID, options)
-        except OSError:  # the kernel knows file systems that it cannot put one on
+        except OSError:  # there are file systems that the kernel puts none on
             return False
         finally:
             os.chdir("/")
@@ -81,11 +80,11 @@ class Cover:
 
     def _rebuild(self, path: str, target: str) -> bool:
         """A new directory with the same entries: no overlay goes over one with mounts below."""
-        names = os.listdir(ORIGINAL + path)
+        names = [entry.name for entry in Path(ORIGINAL + path).iterdir()]
         if len(names) > MOST_ENTRIES:
             return False
         fresh = f"{self._layer()}/rebuilt"
-        os.mkdir(fresh)  # noqa: PTH102
+        Path(fresh).mkdir()
         for name in names:
             self._entry(f"{path}/{name}", f"{fresh}/{name}")
         _look_like(ORIGINAL + path, fresh)
@@ -95,9 +94,9 @@ class Cover:
     def _entry(self, path: str, fresh: str) -> None:
         original = Path(ORIGINAL + path)
         if original.is_symlink():
-            os.symlink(os.readlink(original), fresh)
+            Path(fresh).symlink_to(original.readlink())
         elif original.is_dir():
-            os.mkdir(fresh)  # noqa: PTH102
+            Path(fresh).mkdir()
             if _may_write(str(original)) or is_above_a_mount(path, self._points):
                 self._directory(path, fresh)
             else:
@@ -108,11 +107,12 @@ class Cover:
     def _layer(self) -> str:
         self._num_layers += 1
         layer = f"{SCRATCH}/layers/{self._num_layers}"
-        os.mkdir(layer)  # noqa: PTH102
+        Path(layer).mkdir()
         return layer
 
     def finish(self) -> None:
         """Hide the sockets of others, and put a fresh /dev and /proc over the old ones."""
+        self._directory("/dev/shm", f"{SCRATCH}/dev/shm")  # noqa: S108
         for path in self._sockets:
             if is_socket(path):  # it may be gone by now
                 _bind(f"{SCRATCH}/nothing", path)
@@ -128,15 +128,15 @@ class Cover:
 
 def _make_scratch(scratch_bytes: int) -> None:
     """The tmpfs with the original tree and the devices, and everything else read-only."""
-    devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in DEVICES}
+    kept = {name: os.open(f"/dev/{name}", os.O_PATH) for name in (*DEVICES, "shm")}
     options = f"size={scratch_bytes},nr_inodes={MOST_FILES},mode=755"
     linux.mount("tmpfs", SCRATCH, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)
-    for name in ("original", "layers", "dev", "dev/pts", "dev/shm"):
-        os.mkdir(f"{SCRATCH}/{name}")  # noqa: PTH102
-    Path(f"{SCRATCH}/nothing").touch()
-    for name, descriptor in devices.items():
-        Path(f"{SCRATCH}/dev/{name}").touch()
-        _bind(f"/proc/self/fd/{descriptor}", f"{SCRATCH}/dev/{name}")
+    for name in ("original", "layers", "shm", "dev", "dev/pts", "dev/shm"):
+        Path(SCRATCH, name).mkdir()
+    for name in ("nothing", *DEVICES):
+        Path(SCRATCH, name).touch()
+    for name, descriptor in kept.items():
+        _bind(f"/proc/self/fd/{descriptor}", f"{SCRATCH}/{name}")
         os.close(descriptor)
     _bind("/", ORIGINAL)
     closed = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOSUID
@@ -148,10 +148,12 @@ def _make_scratch(scratch_bytes: int) -> None:
 def _furnish_devices() -> None:
     """/dev as every program expects it, without the disks and the GPUs."""
     for name in DEVICES:
-        linux.set_mount_attributes(f"{SCRATCH}/dev/{name}", remove=linux.MOUNT_ATTR_NODEV)
+        device = Path(f"{SCRATCH}/dev/{name}")
+        device.touch()
+        _bind(f"{ORIGINAL}/dev/{name}", str(device))
+        linux.set_mount_attributes(str(device), remove=linux.MOUNT_ATTR_NODEV)
     for name, destination in _LINKS.items():
-        os.symlink(destination, f"{SCRATCH}/dev/{name}")
-    os.chmod(f"{SCRATCH}/dev/shm", 0o1777)  # noqa: PTH101, S103 - as everywhere
+        Path(f"{SCRATCH}/dev/{name}").symlink_to(destination)
     flags = linux.MS_NOSUID | linux.MS_NOEXEC
     linux.mount("devpts", f"{SCRATCH}/dev/pts", "devpts", flags, "newinstance,ptmxmode=0666")
 
@@ -183,7 +185,7 @@ def _look_like(original: str, fresh: str) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EINVAL, errno.EOVERFLOW):
             raise
-    os.chmod(fresh, status.st_mode & 0o7777)  # noqa: PTH101
+    Path(fresh).chmod(status.st_mode & 0o7777)
     os.utime(fresh, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 

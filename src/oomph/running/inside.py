@@ -21,6 +21,7 @@ import termios
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from oomph.running import linux
@@ -59,6 +60,17 @@ class Ends:
     output: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What the child is forked for."""
+
+    serve: Serve
+    ends: Ends
+    parent: int
+    places: Places
+    scratch_bytes: int
+
+
 class Outside:
     """The one who asked, as seen from inside."""
 
@@ -76,9 +88,9 @@ class Outside:
         return heard
 
 
-def keep(serve: Serve, ends: Ends, places: Places, scratch_bytes: int, parent: int) -> NoReturn:
+def keep(task: Task) -> NoReturn:
     """Be the keeper, from the fork to the end."""
-    with_exit(lambda: _keep(serve, ends, places, scratch_bytes, parent))
+    with_exit(lambda: _keep(task))
 
 
 def with_exit(work: Callable[[], int]) -> NoReturn:
@@ -102,49 +114,43 @@ def begin(ends: Ends, parent: int, last_signal: int) -> Outside:
     if os.getppid() != parent:
         os._exit(1)
     os.setsid()
+    # Where memory runs out, the kernel takes the script and not the one who asked.
+    Path("/proc/self/oom_score_adj").write_text("1000")
     _forget_signals()
     _let_go_of_files(ends)
     return Outside(ends)
 
 
-def _keep(serve: Serve, ends: Ends, places: Places, scratch_bytes: int, parent: int) -> int:
-    outside = begin(ends, parent, signal.SIGKILL)
+def _keep(task: Task) -> int:
+    outside = begin(task.ends, task.parent, signal.SIGKILL)
     try:
-        covered = to_cover(places)
+        covered = to_cover(task.places)
         linux.unshare(NAMESPACES)
     except OSError as error:
         outside.tell(refused=str(error), errno=error.errno)
         return 1
     outside.tell(stage="unshared")
     is_root = outside.wait_for(ALL_IDS, ONE_ID) == ALL_IDS
-    if is_root:
-        covered = everything()
     is_kept, keeps = os.pipe()
     first = os.fork()
     if first == 0:
         os.close(keeps)
-        with_exit(
-            lambda: _be_first(serve, outside, places, scratch_bytes, covered, is_root, is_kept)
-        )
+        with_exit(lambda: _be_first(task, outside, is_kept, everything() if is_root else covered))
     outside.tell(stage="forked", pid=first)
     return ending(first)
 
 
 def ending(child: int) -> int:
     """How a child ended, as an exit code: a signal n is 128 + n, as in a shell."""
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return _as_in_a_shell(os.waitpid(child, 0)[1])
+
+
+def _as_in_a_shell(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
-def _be_first(
-    serve: Serve,
-    outside: Outside,
-    places: Places,
-    scratch_bytes: int,
-    covered: tuple[str, ...],
-    is_root: bool,
-    is_kept: int,
-) -> int:
+def _be_first(task: Task, outside: Outside, is_kept: int, covered: tuple[str, ...]) -> int:
     linux.die_with_parent()
     # The keeper's number means nothing in here; that its end of this pipe is open means it lives.
     if select.select([is_kept], [], [], 0)[0]:
@@ -152,20 +158,26 @@ def _be_first(
     os.close(is_kept)
     outside.wait_for(BEGIN)
     try:
-        cover = Cover(places, scratch_bytes)
-        cover.directories(covered)
-        cover.finish()
-        os.chdir(places.cwd)
-        linux.bring_up_loopback()
-        linux.drop_capabilities(ROOTS_FILE_CAPABILITIES if is_root else frozenset())
+        read_only = _wall_in(task, covered)
     except OSError as error:
         outside.tell(refused=str(error), errno=error.errno)
         return 1
     terminal = make_terminal()
     server = os.fork()
     if server == 0:
-        with_exit(lambda: _be_server(serve, outside, places, terminal, tuple(cover.read_only)))
+        with_exit(lambda: _be_server(task, outside, terminal, read_only))
     return _collect(server)
+
+
+def _wall_in(task: Task, covered: tuple[str, ...]) -> list[str]:
+    """Everything that needs privileges, and then without them. Returns what stayed read-only."""
+    cover = Cover(task.places, task.scratch_bytes)
+    cover.directories(covered)
+    cover.finish()
+    os.chdir(task.places.cwd)
+    linux.bring_up_loopback()
+    linux.drop_capabilities(ROOTS_FILE_CAPABILITIES if os.geteuid() == 0 else frozenset())
+    return cover.read_only
 
 
 def _collect(server: int) -> int:
@@ -173,14 +185,12 @@ def _collect(server: int) -> int:
     while True:
         pid, status = os.wait()
         if pid == server:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
+            return _as_in_a_shell(status)
 
 
-def _be_server(
-    serve: Serve, outside: Outside, places: Places, terminal: int, read_only: tuple[str, ...]
-) -> int:
+def _be_server(task: Task, outside: Outside, terminal: int, read_only: list[str]) -> int:
     furnish(terminal)
+    places = task.places
     name = f".oomph-{secrets.token_hex(8)}"
     unwritable = [place for place in places.probed() if not _write_probe(place, name)]
     is_temporary_missing = places.temporary in unwritable
@@ -189,7 +199,7 @@ def _be_server(
     outside.wait_for(GO)
     for place in set(places.probed()) - set(unwritable):
         os.unlink(f"{place}/{name}")  # noqa: PTH108
-    serve(outside.requests, outside.answers)
+    task.serve(outside.requests, outside.answers)
     return 0
 
 
@@ -248,7 +258,7 @@ def _let_go_of_files(ends: Ends) -> None:
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     kept = {ends.requests, ends.answers, ends.output, nothing}
-    for descriptor in (int(name) for name in os.listdir("/proc/self/fd")):
+    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         if descriptor not in kept:
             os.dup2(nothing, descriptor, inheritable=descriptor < 3)
     for descriptor in (1, 2):

@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from oomph.running.failures import NoSandbox
 from oomph.running.mount_points import read_mount_points
 
 # Directories that the kernel makes up. They stay as they are, read-only, or are made anew.
 OF_THE_KERNEL = frozenset({"/dev", "/proc", "/sys"})
+TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - looked at; nothing is written to them
 # Services that only look up names of users and hosts; without them a user may have no name.
 NAME_SERVICES = ("/run/nscd/", "/var/run/nscd/", "/var/lib/sss/", "/run/systemd/userdb/")
 # Overlays on subdirectories that belong to another group, each for itself; a mount costs 0.1 ms.
@@ -46,20 +47,43 @@ class Places:
 
 
 def find_places() -> Places:
-    """Those of this process."""
-    home = Path("~").expanduser()
+    """Those of this process. Nothing is written to find them."""
     points = read_mount_points()
-    texts = ["/tmp", "/var/tmp", sys.prefix, *sys.argv, *os.environ.values()]  # noqa: S108
+    texts = [*TEMPORARY, sys.prefix, *sys.argv, *os.environ.values()]
     return Places(
-        cwd=str(Path.cwd()),
-        home=str(home.resolve()) if home.is_dir() else None,
-        temporary=str(Path(tempfile.gettempdir()).resolve()),
+        cwd=_current_directory(),
+        home=_home(),
+        temporary=_temporary(),
         uid=os.getuid(),
         gid=os.getgid(),
         named=tuple(dict.fromkeys(named_directories(texts))),
         mount_points=points,
         sockets=tuple(socket_paths(points)),
     )
+
+
+def _current_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError as error:
+        raise NoSandbox("the current directory is gone", attempt="cd to one that exists") from error
+
+
+def _home() -> str | None:
+    try:
+        home = Path.home()
+    except RuntimeError:  # neither HOME nor the list of users knows one
+        return None
+    return str(home.resolve()) if stat.S_ISDIR(mode_of(str(home))) else None
+
+
+def _temporary() -> str:
+    """As Python's tempfile finds it, which writes a file to each candidate to see if it can."""
+    named = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    for path in (*named, *TEMPORARY):
+        if path and is_writable(path):
+            return str(Path(path).resolve())
+    return str(Path.cwd())
 
 
 def named_directories(texts: Iterable[str]) -> Iterator[str]:

@@ -10,9 +10,9 @@ from typing import Literal
 from oomph.running.failures import NoSandbox
 
 NAMESPACED = (
-    "the script runs in user, mount, process, network and IPC namespaces of its own: what it writes "
-    "goes to a scratch in memory that is thrown away, it reaches no network, and nothing of it "
-    "survives"
+    "the script runs in user, mount, process, network and IPC namespaces of its own: what it "
+    "writes goes to a scratch in memory that is thrown away, it reaches no network, and nothing of "
+    "it survives"
 )
 LIMITS = (
     "it can read whatever you can read",
@@ -29,9 +29,9 @@ BY_PYTHON = (
     "by: an extension that opens files itself can overwrite and delete whatever you can"
 )
 UNPROTECTED_LIMITS = (
-    "Python code is refused to start programs and to reach the network; native code is not",
+    "Python's usual ways to start programs and to reach the network are refused; others are not",
     "a process that kills the one that watches it survives",
-    "/dev/shm, shared memory and sockets are those of everyone",
+    "shared memory and sockets are those of everyone",
     *LIMITS[:2],
 )
 
@@ -63,18 +63,17 @@ def refusal(told: str, number: int | None) -> NoSandbox:
 
 def _cause(told: str, number: int | None) -> str:
     """Which setting of this machine refuses namespaces, where it can be told."""
-    if _setting("kernel/unprivileged_userns_clone") == "0":
-        return "; kernel.unprivileged_userns_clone is 0"
-    if (number == errno.ENOSPC and "unshare" in told) or _setting(
-        "user/max_user_namespaces"
-    ) == "0":
+    is_of_unshare = "unshare" in told
+    if is_of_unshare and number == errno.ENOSPC:
         return "; user.max_user_namespaces is used up, or 0"
+    if is_of_unshare and _setting("kernel/unprivileged_userns_clone") == "0":
+        return "; kernel.unprivileged_userns_clone is 0"
+    if number not in (errno.EPERM, errno.EACCES):
+        return "; Linux 5.12 or later is needed, with user namespaces and overlays"
     if _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
         return "; kernel.apparmor_restrict_unprivileged_userns is 1 (Ubuntu since 23.10)"
     if is_in_container():
         return "; this is a container, whose seccomp profile forbids namespaces by default"
-    if number in (errno.ENOSYS, errno.EINVAL):
-        return "; Linux 5.12 or later is needed, with user namespaces and overlays"
     return ""
 
 

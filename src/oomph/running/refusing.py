@@ -15,22 +15,22 @@ from pathlib import Path
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SINKS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/pts", "/dev/ptmx")
-# Events of Python's audit table, and which of their arguments are paths that change.
-_CHANGED_PATHS = {
-    "os.remove": (0,),
-    "os.rename": (0, 1),
-    "os.mkdir": (0,),
-    "os.rmdir": (0,),
-    "os.link": (1,),
-    "os.symlink": (1,),
-    "os.truncate": (0,),
-    "os.chmod": (0,),
-    "os.chown": (0,),
-    "os.chflags": (0,),
-    "os.utime": (0,),
-    "os.setxattr": (0,),
-    "os.removexattr": (0,),
-    "sqlite3.connect": (0,),
+# Events of Python's audit table. Of their arguments, which are paths that change, and which is
+# the open directory that such a path starts from (-1 if it starts from none).
+_CHANGED_PATHS: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "os.remove": ((0, 1),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.mkdir": ((0, 2),),
+    "os.rmdir": ((0, 1),),
+    "os.link": ((1, 3),),
+    "os.symlink": ((1, 2),),
+    "os.truncate": ((0, None),),
+    "os.chmod": ((0, 2),),
+    "os.chown": ((0, 3),),
+    "os.utime": ((0, 3),),
+    "os.setxattr": ((0, None),),
+    "os.removexattr": ((0, None),),
+    "sqlite3.connect": ((0, None),),
 }
 _OTHER_PROGRAMS = frozenset(
     {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile"}
@@ -66,9 +66,17 @@ def _check(event: str, arguments: tuple[object, ...], is_ours: Callable[[object]
     elif event in _NETWORK and _is_of_the_network(arguments):
         raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
     else:
-        for index in _CHANGED_PATHS.get(event, ()):
-            if not is_ours(arguments[index]):
+        for index, directory in _CHANGED_PATHS.get(event, ()):
+            start = None if directory is None else arguments[directory]
+            if not is_ours(_starting_from(start, arguments[index])):
                 raise _refused(errno.EROFS, arguments[index])
+
+
+def _starting_from(directory: object, path: object) -> object:
+    """A path that may be relative to an open directory, as shutil.rmtree has it."""
+    if isinstance(directory, int) and directory >= 0 and isinstance(path, (str, bytes)):
+        return Path(f"/proc/self/fd/{directory}", os.fsdecode(path))
+    return path
 
 
 def _refused(number: int, path: object) -> OSError:

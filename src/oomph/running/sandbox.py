@@ -84,6 +84,7 @@ class Sandbox:
         self._is_closed = True
         if self._first is not None:
             _kill_namespace(self._first)
+            self._first = None
         else:
             os.kill(self._keeper, self._last_signal)
         self._exit_code = _ending(self._keeper)
@@ -104,7 +105,15 @@ class Sandbox:
         if not sys.platform.startswith("linux"):
             raise refusal(f"{sys.platform} has no namespaces", None)
         places, us = find_places(), os.getpid()
-        self._fork(lambda ends: inside.keep(serve, ends, places, scratch_bytes, us))
+
+        def be_keeper(ends: Ends) -> NoReturn:
+            inside.keep(
+                inside.Task(
+                    serve=serve, ends=ends, parent=us, places=places, scratch_bytes=scratch_bytes
+                )
+            )
+
+        self._fork(be_keeper)
         with self._closed_on_failure():
             self._hear_news()
             self._talk.say(self._map_identities())

@@ -74,7 +74,7 @@ def _watch(serve: Serve, ends: Ends, parent: int) -> int:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _end(_number: int, _frame: FrameType | None) -> None:
     raise _Ended
 
 
@@ -90,7 +90,8 @@ def _kill_descendants() -> None:
 
 
 def _children() -> list[int]:
-    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_child(pid)]
+    numbers = (entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [pid for pid in map(int, numbers) if _is_child(pid)]
 
 
 def _is_child(pid: int) -> bool:
