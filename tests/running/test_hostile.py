@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 import pytest
 
 from oomph.running import linux
+from oomph.running.failures import DiedInside
 from oomph.running.sandbox import Sandbox
 from running.conftest import Home
 from running.insiders import (
     ask,
     fingerprint,
     give,
+    in_a_process,
     needs_namespaces,
     needs_root,
     processes_with,
@@ -256,22 +259,54 @@ with socket.create_server(("127.0.0.1", 0)) as server:
     assert answer == ["Network is unreachable", "Connection refused", "itself"]
 
 
-@pytest.mark.parametrize("place", ["home", "root"])
-def test_sockets_of_programs_outside_are_out_of_reach(home: Home, place: str) -> None:
-    """In a directory that is covered, and in one that is only read-only."""
-    where = (home.path if place == "home" else home.root) / "agent"
-    code = f"""
+CONNECT = """
 with socket.socket(socket.AF_UNIX) as client:
     try:
-        client.connect({str(where)!r})
+        client.connect({path!r})
     except OSError as error:
         answer = error.strerror
 """
+
+
+def test_sockets_of_programs_outside_are_out_of_reach(home: Home) -> None:
+    where = home.path / "agent"
     with socket.socket(socket.AF_UNIX) as agent:
         agent.bind(str(where))
         agent.listen()
         where.chmod(0o777)
+        code = CONNECT.format(path=str(where))
         assert home.do(lambda: run_inside(code)) == "Connection refused"
+
+
+@needs_root
+def test_sockets_and_devices_in_a_directory_that_is_only_read_only_are_out_of_reach(
+    home: Home,
+) -> None:
+    """No overlay lies over a mount that a user cannot write to."""
+    agent = socket.socket(socket.AF_UNIX)
+
+    def mount_a_disk() -> None:
+        linux.mount("none", "/mnt", "tmpfs", 0, "mode=755")
+        agent.bind("/mnt/agent")
+        agent.listen()
+        os.mknod("/mnt/device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        for name in ("agent", "device"):
+            Path("/mnt", name).chmod(0o777)
+
+    code = (
+        CONNECT.format(path="/mnt/agent")
+        + """
+try:
+    open("/mnt/device")
+except OSError as error:
+    answer = answer, error.strerror
+"""
+    )
+    with agent:
+        answer = home.do(lambda: run_inside(code), before=mount_a_disk)
+    out_of_reach = {"Connection refused", "Permission denied", "No such file or directory"}
+    assert len(answer) == 2
+    assert set(answer) <= out_of_reach
 
 
 def test_shared_memory_can_be_read_and_what_is_written_there_is_private() -> None:
@@ -313,3 +348,19 @@ def test_two_sandboxes_at_once_do_not_see_each_other() -> None:
         read = "answer = open('oomph-shared').read(), os.getpid()"
         assert [ask(one, read), ask(other, read)] == [["one", 2], ["other", 2]]
     assert not Path("oomph-shared").exists()
+
+
+@pytest.mark.parametrize("kind", ["user", "mnt", "pid", "net", "ipc"])
+def test_every_namespace_is_another(kind: str) -> None:
+    path = f"/proc/self/ns/{kind}"
+    assert run_inside(f"answer = os.readlink({path!r})") != os.readlink(path)
+
+
+def test_a_script_that_kills_its_process_group_kills_nobody_outside() -> None:
+    def ask_for_it() -> str:
+        os.setsid()  # whoever is hit, it is not the one who runs the tests
+        with Sandbox(run_python) as sandbox, pytest.raises(DiedInside):
+            ask(sandbox, "os.kill(0, signal.SIGKILL)")
+        return "alive"
+
+    assert in_a_process(ask_for_it) == "alive"
