@@ -120,6 +120,7 @@ except OSError as error:
     ("code", "because"),
     [
         ("sys.exit(3)", "exit code 3"),
+        ("sys.exit('no such dataset')", "exit code 1; it said last: no such dataset"),
         ("os._exit(4)", "exit code 4"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "signal 9"),
         ("print('last words'); raise KeyboardInterrupt", "KeyboardInterrupt"),

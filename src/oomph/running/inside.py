@@ -97,15 +97,24 @@ def with_exit(work: Callable[[], int]) -> NoReturn:
     """End with the code that `work` returns, and never with anything of the parent's."""
     code = 1
     try:
-        code = work()
+        code = _finish(work)
         sys.stdout.flush()
         sys.stderr.flush()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - it has nowhere to go but to the output
-        traceback.print_exc()
     finally:
         os._exit(code & 0xFF)
+
+
+def _finish(work: Callable[[], int]) -> int:
+    """Do as Python does at the end of a program: tell what was raised, and take exit's word."""
+    try:
+        return work()
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+    except BaseException:  # noqa: BLE001 - it has nowhere to go but to the output
+        traceback.print_exc()
+    return 1
 
 
 def begin(ends: Ends, parent: int, last_signal: int) -> Outside:

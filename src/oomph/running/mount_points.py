@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -15,15 +15,29 @@ def mount_points(table: str) -> tuple[str, ...]:
     >>> mount_points("36 35 98:0 / /mnt/my\\040disk rw,noatime - ext3 /dev/root rw")
     ('/mnt/my disk',)
     """
-    # The fifth field; blanks, tabs, newlines and backslashes are written in octal (proc(5)).
-    fields = (line.split(" ") for line in table.splitlines())
-    return tuple(_OCTAL.sub(lambda m: chr(int(m[1], 8)), f[4]) for f in fields if len(f) > 4)
+    return tuple(path for _, path in _roots_and_points(table))
 
 
-def read_mount_points() -> tuple[str, ...]:
-    """Those of this process."""
-    table = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
-    return mount_points(table)
+def bound_points(table: str) -> tuple[str, ...]:
+    """Those that show a part of a file system: a single file or socket can be mounted so.
+
+    >>> bound_points("41 35 0:25 /docker.sock /run/docker.sock rw - tmpfs tmpfs rw")
+    ('/run/docker.sock',)
+    """
+    return tuple(path for root, path in _roots_and_points(table) if root != "/")
+
+
+def _roots_and_points(table: str) -> Iterator[tuple[str, str]]:
+    """The fourth and fifth field; blanks and backslashes in them are written in octal (proc(5))."""
+    for fields in (line.split(" ") for line in table.splitlines()):
+        if len(fields) > 4:
+            root, point = (_OCTAL.sub(lambda m: chr(int(m[1], 8)), text) for text in fields[3:5])
+            yield root, point
+
+
+def read_mount_table() -> str:
+    """That of this process."""
+    return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
 
 
 def is_above_a_mount(directory: str, points: Iterable[str]) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oomph.running.failures import NoSandbox
-from oomph.running.mount_points import read_mount_points
+from oomph.running.mount_points import bound_points, mount_points, read_mount_table
 
 # Directories that the kernel makes up. They stay as they are, read-only, or are made anew.
 OF_THE_KERNEL = frozenset({"/dev", "/proc", "/sys"})
@@ -48,7 +48,7 @@ class Places:
 
 def find_places() -> Places:
     """Those of this process. Nothing is written to find them."""
-    points = read_mount_points()
+    table = read_mount_table()
     texts = [*TEMPORARY, sys.prefix, *sys.argv, *os.environ.values()]
     return Places(
         cwd=_current_directory(),
@@ -57,8 +57,8 @@ def find_places() -> Places:
         uid=os.getuid(),
         gid=os.getgid(),
         named=tuple(dict.fromkeys(named_directories(texts))),
-        mount_points=points,
-        sockets=tuple(socket_paths(points)),
+        mount_points=mount_points(table),
+        sockets=tuple(socket_paths(bound_points(table))),
     )
 
 
@@ -170,15 +170,16 @@ def mode_of(path: str) -> int:
         return 0
 
 
-def socket_paths(mount_points: Iterable[str]) -> Iterator[str]:
+def socket_paths(bound: Iterable[str]) -> Iterator[str]:
     """Unix sockets with a name on disk: a Docker daemon, an ssh agent, a desktop's bus.
 
     The kernel's table has those of this network namespace; a socket of the host that was
-    mounted into a container is a mount point instead.
+    mounted into a container is a mount point instead. No other mount point is looked at: a
+    network file system whose server is gone would never answer.
     """
     table = Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]
     fields = (line.split(maxsplit=7) for line in table)
     listed = (f[7] for f in fields if len(f) == 8 and f[7].startswith("/"))
-    for path in dict.fromkeys((*listed, *mount_points)):
+    for path in dict.fromkeys((*listed, *bound)):
         if not path.startswith(NAME_SERVICES) and is_socket(path):
             yield path

@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, BinaryIO, NoReturn
@@ -31,6 +32,7 @@ from oomph.running.protection import LIMITS, NAMESPACED, Protection, refusal, un
 from oomph.units import GIB
 
 SCRATCH_BYTES = 4 * GIB
+IS_LINUX = sys.platform.startswith("linux")
 # Mounting takes milliseconds; longer is a dead network file system.
 START_WITHIN_S = 60.0
 
@@ -54,7 +56,7 @@ class Sandbox:
         try:
             self._start_walled(serve, scratch_bytes)
         except NoSandbox as error:
-            if not is_unprotected:
+            if not is_unprotected or not IS_LINUX:
                 raise
             self._is_closed = False
             self._start_unwalled(serve, error)
@@ -102,7 +104,7 @@ class Sandbox:
         self.close()
 
     def _start_walled(self, serve: Serve, scratch_bytes: int) -> None:
-        if not sys.platform.startswith("linux"):
+        if not IS_LINUX:
             raise refusal(f"{sys.platform} has no namespaces", None)
         places, us = find_places(), os.getpid()
 
@@ -147,7 +149,10 @@ class Sandbox:
         sys.stderr.flush()
         pipes = [os.pipe() for _ in range(3)]
         (read_requests, requests), (answers, write_answers), (output, write_output) = pipes
-        self._keeper = os.fork()
+        with warnings.catch_warnings():
+            # Python 3.12 warns of a fork beside threads. The child needs none of them.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._keeper = os.fork()
         if self._keeper == 0:
             be_keeper(Ends(read_requests, write_answers, write_output))
         for theirs in (read_requests, write_answers, write_output):
