@@ -8,16 +8,12 @@ Each dies with the one that started it. What they tell the outside are frames of
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import resource
 import secrets
 import select
 import signal
-import struct
 import sys
-import termios
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +23,7 @@ from typing import BinaryIO, NoReturn
 from oomph.running import linux
 from oomph.running.covering import Cover
 from oomph.running.frames import read_frame, write_frame
+from oomph.running.furnishing import furnish, make_terminal
 from oomph.running.offline import go_offline
 from oomph.running.places import Places, everything, to_cover
 
@@ -46,9 +43,6 @@ ROOTS_FILE_CAPABILITIES = frozenset(
 )
 ALL_IDS, ONE_ID, BEGIN, GO = b"all ids", b"one id", b"begin", b"go"
 PRIVATE_TEMPORARY = "/dev/shm"  # noqa: S108 - inside, it is a directory of our own
-ROWS_AND_COLUMNS = (24, 80)
-# Each lets one read of the terminal end: what asks for input is told that there is none.
-NUM_ENDS_OF_INPUT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,35 +214,6 @@ def _write_probe(place: str, name: str) -> bool:
     with os.fdopen(descriptor, "wb") as file:
         file.write(b"a probe of oomph's sandbox")
     return True
-
-
-def furnish(terminal: int) -> None:
-    """What the user's code finds: a terminal that says nothing, streams, no core files."""
-    os.dup2(terminal, 0)
-    os.close(terminal)
-    sys.stdin = os.fdopen(0, "r", closefd=False)
-    sys.stdout = os.fdopen(1, "w", buffering=1, errors="replace", closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # 1, not 0: the kernel then does not start a core handler outside either (fs/coredump.c).
-    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-    if hard != 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
-
-
-def make_terminal() -> int:
-    """A terminal of 80 columns at which nobody types. Its other end stays open in this process."""
-    try:
-        ours, theirs = os.openpty()
-    except OSError:  # no pseudo-terminals here
-        return os.open(os.devnull, os.O_RDONLY)
-    modes = termios.tcgetattr(theirs)
-    modes[3] &= ~termios.ECHO
-    termios.tcsetattr(theirs, termios.TCSANOW, modes)
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *ROWS_AND_COLUMNS, 0, 0))
-    end_of_input = bytes(modes[6][termios.VEOF])
-    os.write(ours, end_of_input * NUM_ENDS_OF_INPUT)
-    return theirs
 
 
 def _forget_signals() -> None:

@@ -68,8 +68,10 @@ def _cause(told: str, number: int | None) -> str:
         return "; user.max_user_namespaces is used up, or 0"
     if is_of_unshare and _setting("kernel/unprivileged_userns_clone") == "0":
         return "; kernel.unprivileged_userns_clone is 0"
+    if number in (errno.ENOSYS, errno.EINVAL):
+        return "; Linux 5.12 or later is needed, with user namespaces"
     if number not in (errno.EPERM, errno.EACCES):
-        return "; Linux 5.12 or later is needed, with user namespaces and overlays"
+        return ""
     if _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
         return "; kernel.apparmor_restrict_unprivileged_userns is 1 (Ubuntu since 23.10)"
     if is_in_container():

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 from oomph.running import linux
+from oomph.running.furnishing import furnish, make_terminal
 from oomph.running.inside import (
     GO,
     Ends,
@@ -23,8 +24,6 @@ from oomph.running.inside import (
     Serve,
     begin,
     ending,
-    furnish,
-    make_terminal,
     with_exit,
 )
 from oomph.running.landlock import write_only_below
