@@ -140,6 +140,35 @@ def test_a_directory_of_the_users_elsewhere_with_a_mount_below_is_safe(home: Hom
     assert answer == "written"
 
 
+@needs_root
+def test_where_the_kernel_takes_no_overlay_it_is_read_only_and_said_so(home: Home) -> None:
+    """Overlays stack two deep, no deeper: a third is refused, as on some file systems any is."""
+
+    def stack_overlays() -> None:
+        upper = home.root / "upper"
+        upper.mkdir()
+        linux.mount("none", str(upper), "tmpfs", 0)
+        for name in ("one", "two"):
+            for part in (f"{name}-upper", f"{name}-work"):
+                (upper / part).mkdir()
+            layers = f"upperdir={upper}/{name}-upper,workdir={upper}/{name}-work"
+            options = f"lowerdir={home.path},{layers}"
+            linux.mount("overlay", str(home.path), "overlay", 0, options)
+        if home.user is not None:
+            give(home.path, home.user)
+
+    def harm() -> Any:
+        before = fingerprint(home.path)
+        with Sandbox(run_python) as sandbox:
+            answer = ask(sandbox, "answer = open('train.py').readline(); open('new', 'w')")
+            return answer, sandbox.read_only, fingerprint(home.path) == before
+
+    answer, read_only, is_unchanged = home.do(harm, before=stack_overlays)
+    assert answer == "OSError: [Errno 30] Read-only file system: 'new'"
+    assert {str(home.path), str(home.project)} <= set(read_only)
+    assert is_unchanged
+
+
 def test_the_packages_of_python_are_not_changed() -> None:
     packages = sysconfig.get_paths()["purelib"]
     answer = run_inside(
