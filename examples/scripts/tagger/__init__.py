@@ -1,0 +1,1 @@
+"""Tags words with a bidirectional GRU: python -m tagger.train"""
