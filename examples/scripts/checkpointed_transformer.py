@@ -51,6 +51,7 @@ def main():
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--max-steps", type=int, default=200)
+    parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--no-checkpointing", dest="checkpointing", action="store_false")
     args = parser.parse_args()
 
@@ -59,7 +60,7 @@ def main():
     model = Decoder(
         args.vocab, args.dim, args.heads, args.depth, args.length, args.checkpointing
     ).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.1)
     for step in range(args.max_steps):
         ids = (
             torch.arange(args.length + 1) * torch.randint(1, 9, (args.batch_size, 1))

@@ -43,7 +43,9 @@ COMMANDS = {
     ),
     "default_device": _of("default_device.py", "--width 32 --depth 2 --points 64 --steps 30"),
     "vit_bf16": _of(
-        "vit_bf16.py", "--image 32 --patch 8 --dim 32 --depth 2 --heads 2 --batch 4 --steps 11"
+        "vit_bf16.py",
+        "--image 32 --patch 8 --dim 32 --depth 2 --heads 2 --batch 4 --steps 11",
+        loss_falls=False,
     ),
     "unet_amp": _of(
         "unet_amp.py",
@@ -122,7 +124,7 @@ COMMANDS = {
     ),
     "checkpointed_transformer": _of(
         "checkpointed_transformer.py",
-        "--vocab 50 --dim 16 --heads 2 --depth 2 --length 8 --batch-size 4 --max-steps 10",
+        "--vocab 50 --dim 16 --heads 2 --depth 2 --length 8 --batch-size 4 --max-steps 10 --lr 0.01",
     ),
     "ddpm_ema": _of("ddpm_ema.py", "--channels 8 --image 8 --batch 4 --steps 4", loss_falls=False),
     "finetune_checkpoint": _of(
@@ -132,12 +134,15 @@ COMMANDS = {
     "runs_and_checkpoints": _of(
         "runs_and_checkpoints.py",
         "--series 2 --hidden 8 --layers 2 --window 32 --batch-size 4 --steps 6",
+        loss_falls=False,
     ),
     "trainer_class": _of(
         "trainer_class.py",
         "--rows 400 --features 8 --width 16 --depth 1 --batch-size 32 --max-iters 15",
     ),
-    "sys_exit_main": _of("sys_exit_main.py", "--width 4 --out 8 --size 16 --batch 8 --iters 12"),
+    "sys_exit_main": _of(
+        "sys_exit_main.py", "--width 4 --out 8 --size 16 --batch 8 --iters 12", loss_falls=False
+    ),
     "clip_contrastive": _of(
         "clip_contrastive.py",
         "--image-width 8 --text-dim 16 --text-layers 1 --embed 8 --resolution 32 --context 8"
