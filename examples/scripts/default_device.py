@@ -20,8 +20,10 @@ class Sine(nn.Module):
 
 
 def siren(width, depth):
-    hidden = [Sine(width, width) for _ in range(depth)]
-    return nn.Sequential(Sine(2, width, first=True), *hidden, nn.Linear(width, 3))
+    layers = [Sine(2, width, first=True)]
+    for _ in range(depth):
+        layers.append(Sine(width, width))
+    return nn.Sequential(*layers, nn.Linear(width, 3))
 
 
 def target_image(coords):

@@ -26,7 +26,7 @@ class Recommender(nn.Module):
 def main(users=200_000, items=50_000, dim=128, hidden=1024, batch_size=8192, steps=1000):
     torch.manual_seed(3)
     model = Recommender(users, items, dim, hidden)
-    optimizer = optim.Adagrad(model.parameters(), lr=0.05)
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
     scheduler = optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
     loss_fn = nn.MSELoss()
     if torch.cuda.is_available():

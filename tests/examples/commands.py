@@ -124,7 +124,8 @@ COMMANDS = {
     ),
     "checkpointed_transformer": _of(
         "checkpointed_transformer.py",
-        "--vocab 50 --dim 16 --heads 2 --depth 2 --length 8 --batch-size 4 --max-steps 10 --lr 0.01",
+        "--vocab 50 --dim 16 --heads 2 --depth 2 --length 8 --batch-size 4 --max-steps 10"
+        " --lr 0.01",
     ),
     "ddpm_ema": _of("ddpm_ema.py", "--channels 8 --image 8 --batch 4 --steps 4", loss_falls=False),
     "finetune_checkpoint": _of(
