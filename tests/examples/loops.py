@@ -20,7 +20,8 @@ import torch
 from examples.commands import SCRIPTS
 from oomph.records.workload import Variant, Workload
 
-Clears = Literal["first", "before forward", "before backward"]
+# "in loss": by names_of(model).clear(), where no other place will do.
+Clears = Literal["first", "before forward", "before backward", "in loss"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,10 @@ def names_of(model: Any) -> SimpleNamespace:
     return model.__dict__.setdefault("names_of_the_loop", SimpleNamespace())
 
 
+def _clear_nothing(set_to_none: bool = True) -> None:
+    """In the place of zero_grad, where the loop of a rehearsal calls it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Loop:
     """What differs from the loop of a rehearsal."""
@@ -73,7 +78,8 @@ class Loop:
         made = self.optimizer_of(model, parameters)
         self._optimizer = weakref.ref(made)
         if self.clears != "first":
-            made.zero_grad = lambda set_to_none=True: None
+            made.zero_grad = _clear_nothing
+        names_of(model).clear = self._clear
         after = self.after_step
         if after is not None:
             made.register_step_post_hook(lambda *_: after(model))

@@ -97,13 +97,15 @@ def lstm_lm(*, bptt: int = 35, batch_size: int = 128, **sizes: Any) -> Made:
         torch.isnan(loss)
         return loss
 
-    def optimizer(model: Any, parameters: Any) -> Any:
-        made = torch.optim.Adam(parameters, lr=1e-3)
-        names_of(model).clear = made.zero_grad
-        made.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
-        return made
-
-    made = workload(make, lambda n: torch.zeros(n, 0), loss, optimizer, batch_size, clip=0.25)
+    made = workload(
+        make,
+        lambda n: torch.zeros(n, 0),
+        loss,
+        lambda _, parameters: torch.optim.Adam(parameters, lr=1e-3),
+        batch_size,
+        clip=0.25,
+        clears="in loss",
+    )
     return made, Variant(micro_batch=batch_size)
 
 
