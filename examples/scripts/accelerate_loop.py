@@ -18,7 +18,7 @@ class Seq2Seq(nn.Module):
         self.embed = nn.Embedding(vocab, dim)
         self.pos = nn.Embedding(length, dim)
         self.transformer = nn.Transformer(
-            dim, heads, layers, layers, 4 * dim, dropout=0.1, batch_first=True, norm_first=True
+            dim, heads, layers, layers, 4 * dim, dropout=0.1, batch_first=True
         )
         self.head = nn.Linear(dim, vocab)
 

@@ -21,8 +21,7 @@ class Sine(nn.Module):
 
 def siren(width, depth):
     layers = [Sine(2, width, first=True)]
-    for _ in range(depth):
-        layers.append(Sine(width, width))
+    layers += [Sine(width, width) for _ in range(depth)]
     return nn.Sequential(*layers, nn.Linear(width, 3))
 
 

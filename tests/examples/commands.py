@@ -86,11 +86,11 @@ COMMANDS = {
     "hf_trainer": _of(
         "hf_trainer.py",
         "--output_dir out --n_embd 32 --n_layer 2 --n_head 2 --vocab_size 64 --block_size 16"
-        " --num_blocks 16 --per_device_train_batch_size 2 --gradient_accumulation_steps 2"
+        " --num_blocks 16 --per_device_train_batch_size 2"
         " --max_steps 3 --logging_steps 1 --report_to none --save_strategy no --bf16"
         " --gradient_checkpointing --disable_tqdm True",
-        "--output_dir out --per_device_train_batch_size 4 --gradient_accumulation_steps 8"
-        " --report_to none --bf16 --gradient_checkpointing",
+        "--output_dir out --per_device_train_batch_size 16 --report_to none"
+        " --bf16 --gradient_checkpointing",
         on_cpu="--use_cpu",
         loss_falls=False,
     ),

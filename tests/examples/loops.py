@@ -20,8 +20,7 @@ import torch
 from examples.commands import SCRIPTS
 from oomph.records.workload import Variant, Workload
 
-# "in loss": by names_of(model).clear(), where no other place will do.
-Clears = Literal["first", "before forward", "before backward", "in loss"]
+Clears = Literal["first", "before forward", "before backward"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +46,28 @@ def names_of(model: Any) -> SimpleNamespace:
 
     They hang on the model, so that they end with the rehearsal.
     """
-    return model.__dict__.setdefault("names_of_the_loop", SimpleNamespace())
+    names: SimpleNamespace = model.__dict__.setdefault("names_of_the_loop", SimpleNamespace())
+    return names
 
 
 def _clear_nothing(set_to_none: bool = True) -> None:
     """In the place of zero_grad, where the loop of a rehearsal calls it."""
+
+
+class OneByOne(dict[str, Any]):
+    """A batch of which each name is bound anew before the next one is copied: `x = ...to(device)`.
+
+    A rehearsal copies the tensors of a batch in the order of `items`.
+    """
+
+    def __init__(self, names: SimpleNamespace, tensors: dict[str, Any]) -> None:
+        super().__init__(tensors)
+        self._names = names
+
+    def items(self) -> Any:
+        for name, tensor in super().items():
+            yield name, tensor
+            vars(self._names).pop(name, None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +75,7 @@ class Loop:
     """What differs from the loop of a rehearsal."""
 
     make: Callable[[], Any]
+    batch_of: Callable[[Any, int], Any]  # (model, number of examples)
     loss_of: Callable[[Any, Any], Any]
     optimizer_of: Callable[[Any, Any], Any]  # (model, parameters), when the model is on the GPU
     clears: Clears = "first"
@@ -73,13 +90,15 @@ class Loop:
         self._model = weakref.ref(made)
         return made
 
+    def batch(self, num_examples: int) -> Any:
+        return self.batch_of(self._model(), num_examples)
+
     def optimizer(self, parameters: Any) -> Any:
         model = self._model()
         made = self.optimizer_of(model, parameters)
         self._optimizer = weakref.ref(made)
         if self.clears != "first":
             made.zero_grad = _clear_nothing
-        names_of(model).clear = self._clear
         after = self.after_step
         if after is not None:
             made.register_step_post_hook(lambda *_: after(model))
@@ -100,7 +119,7 @@ class Loop:
 
 def workload(
     make: Callable[[], Any],
-    batch: Callable[[int], Any],
+    batch: Callable[[Any, int], Any],
     loss: Callable[[Any, Any], Any],
     optimizer: Callable[[Any, Any], Any],
     batch_size: int,
@@ -112,6 +131,7 @@ def workload(
 ) -> Workload:
     loop = Loop(
         make=make,
+        batch_of=batch,
         loss_of=loss,
         optimizer_of=optimizer,
         clears=clears,
@@ -120,12 +140,17 @@ def workload(
     )
     return Workload(
         model=loop.model,
-        batch=batch,
+        batch=loop.batch,
         loss=loop.loss,
         optimizer=loop.optimizer,
         batch_size=batch_size,
         clip_grad_norm=clip,
     )
+
+
+def let_go(tensor: torch.Tensor) -> None:
+    """Its memory goes, though the loop of the rehearsal still has it by name."""
+    tensor.data = tensor.detach().new_empty(0)
 
 
 def whole(*shape: int) -> torch.Tensor:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
-from examples import twins_of_images, twins_of_texts
+from examples import twins_of_frameworks, twins_of_images, twins_of_texts
 from examples.commands import COMMANDS
 from examples.loops import Twin
 from oomph.records.workload import Variant, Workload
 
 Make = Callable[..., tuple[Workload, Variant]]
 
-WITHOUT = {"dcgan", "hf_trainer", "lightning_resnet", "accelerate_loop"}
+WITHOUT = {"dcgan"}
 
 # What pick_batch_by_gpu.py chooses, by GPU.
 _CHOICES: dict[str, dict[str, Any]] = {
@@ -32,27 +33,27 @@ _CHOICES: dict[str, dict[str, Any]] = {
 
 def options_of(arguments: tuple[str, ...]) -> dict[str, Any]:
     """`--name value`, `--name=value`, `name=value` and flags, as keyword arguments."""
-    words = [word for argument in arguments for word in argument.split("=", 1)]
-    found: dict[str, Any] = {}
-    for place, word in enumerate(words):
-        is_pair = "=" in "".join(arguments)
-        is_name = word.startswith("--") or (is_pair and place % 2 == 0)
-        if is_name:
-            value = words[place + 1] if place + 1 < len(words) else "--"
-            name = word.removeprefix("--").replace("-", "_")
-            found[name] = True if value.startswith("--") else _value(value)
-    return found
+    words: list[str] = []
+    for argument in arguments:
+        name, is_pair, value = argument.partition("=")
+        words += [f"--{name.removeprefix('--')}", value] if is_pair else [argument]
+    return {
+        word.removeprefix("--").replace("-", "_"): following.startswith("--") or _value(following)
+        for word, following in zip_longest(words, words[1:], fillvalue="--")
+        if word.startswith("--")
+    }
 
 
 def _value(text: str) -> Any:
     try:
-        return ast.literal_eval(text) if "," not in text else text
+        return ast.literal_eval(text)
     except (SyntaxError, ValueError):
         return text
 
 
 def _make(name: str) -> Make:
-    found: Make = getattr(twins_of_images, name, None) or getattr(twins_of_texts, name)
+    homes = (twins_of_images, twins_of_texts, twins_of_frameworks)
+    found: Make = next(vars(home)[name] for home in homes if name in vars(home))
     return found
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from examples.loops import names_of, script, whole, workload
+from examples.loops import OneByOne, names_of, script, whole, workload
 from oomph.records.workload import Variant, Workload
 
 Made = tuple[Workload, Variant]
@@ -26,7 +26,7 @@ def mnist_cnn(*, batch_size: int = 64, **_: Any) -> Made:
 
     made = workload(
         lambda: script("mnist_cnn").Net(),
-        lambda n: (torch.zeros(n, 1, 28, 28), whole(n)),
+        lambda _, n: (torch.zeros(n, 1, 28, 28), whole(n)),
         loss,
         lambda _, parameters: torch.optim.Adadelta(parameters, lr=1.0),
         batch_size,
@@ -72,7 +72,7 @@ def vae_cuda(*, batch_size: int = 512, hidden: int = 4096, latent: int = 256, **
 
     made = workload(
         lambda: Vae(hidden, latent),
-        lambda n: torch.zeros(n, 784),
+        lambda _, n: torch.zeros(n, 784),
         loss,
         lambda _, parameters: torch.optim.Adam(parameters, lr=1e-3),
         batch_size,
@@ -84,7 +84,7 @@ def vae_cuda(*, batch_size: int = 512, hidden: int = 4096, latent: int = 256, **
 def default_device(*, width: int = 1024, depth: int = 6, points: int = 65536, **_: Any) -> Made:
     made = workload(
         lambda: script("default_device").siren(width, depth),
-        lambda n: (torch.zeros(n, 2), torch.zeros(n, 3)),
+        lambda _, n: (torch.zeros(n, 2), torch.zeros(n, 3)),
         lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
         lambda _, parameters: torch.optim.Adam(parameters, lr=1e-4),
         points,
@@ -105,7 +105,7 @@ def vit_bf16(
 ) -> Made:
     def loss(model: Any, given: Any) -> Any:
         names = names_of(model)
-        names.images, names.labels = given
+        names.images, names.labels = given["images"], given["labels"]
         names.out = model(names.images)
         return functional.cross_entropy(names.out, names.labels, label_smoothing=0.1)
 
@@ -116,7 +116,9 @@ def vit_bf16(
 
     made = workload(
         lambda: script("vit_bf16").ViT(image, patch, dim, depth, heads),
-        lambda n: (torch.zeros(n, 3, image, image), whole(n)),
+        lambda model, n: OneByOne(
+            names_of(model), {"images": torch.zeros(n, 3, image, image), "labels": whole(n)}
+        ),
         loss,
         optimizer,
         batch,
@@ -136,7 +138,7 @@ def unet_amp(*, batch_size: int = 16, size: int = 256, base: int = 64, **_: Any)
 
     made = workload(
         lambda: script("unet_amp").UNet(base=base),
-        lambda n: (torch.zeros(n, 3, size, size), whole(n, size, size)),
+        lambda _, n: (torch.zeros(n, 3, size, size), whole(n, size, size)),
         loss,
         lambda _, parameters: torch.optim.RMSprop(
             parameters, lr=1e-5, weight_decay=1e-8, momentum=0.999, foreach=True
@@ -165,7 +167,7 @@ def half_classifier(
 
     made = workload(
         lambda: script("half_classifier").Mixer(tokens, dim, depth, 10).half(),
-        lambda n: (torch.zeros(n, tokens, 48, dtype=torch.half), whole(n)),
+        lambda _, n: (torch.zeros(n, tokens, 48, dtype=torch.half), whole(n)),
         loss,
         lambda _, parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
         batch,
@@ -178,7 +180,7 @@ def half_classifier(
 def resnet_imagenet(
     *,
     batch_size: int = 256,
-    layers: str = "3,4,6,3",
+    layers: tuple[int, ...] = (3, 4, 6, 3),
     width: int = 64,
     image_size: int = 224,
     **_: Any,
@@ -193,12 +195,8 @@ def resnet_imagenet(
         return loss
 
     made = workload(
-        lambda: (
-            script("resnet_imagenet")
-            .ResNet([int(number) for number in layers.split(",")], width)
-            .to(memory_format=last)
-        ),
-        lambda n: (
+        lambda: script("resnet_imagenet").ResNet(layers, width).to(memory_format=last),
+        lambda _, n: (
             torch.zeros(n, 3, image_size, image_size).contiguous(memory_format=last),
             whole(n),
         ),
@@ -225,7 +223,7 @@ def ddpm_ema(*, channels: int = 128, image: int = 64, batch: int = 64, **_: Any)
 
     made = workload(
         lambda: script("ddpm_ema").Denoiser(channels),
-        lambda n: (torch.zeros(n, 3, image, image), whole(n), torch.zeros(n, 1, 1, 1)),
+        lambda _, n: (torch.zeros(n, 3, image, image), whole(n), torch.zeros(n, 1, 1, 1)),
         loss,
         optimizer,
         batch,
@@ -248,7 +246,7 @@ def sys_exit_main(
 
     made = workload(
         lambda: script("sys_exit_main").Encoder(width, out),
-        lambda n: tuple(torch.zeros(n, 3, size, size) for _ in range(3)),
+        lambda _, n: tuple(torch.zeros(n, 3, size, size) for _ in range(3)),
         loss,
         lambda _, parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True),
         batch,
@@ -272,7 +270,7 @@ def runs_and_checkpoints(
 
     made = workload(
         lambda: script("runs_and_checkpoints").Forecaster(series, hidden, layers),
-        lambda n: torch.zeros(n, series, window + 1),
+        lambda _, n: torch.zeros(n, series, window + 1),
         loss,
         lambda _, parameters: torch.optim.Adam(parameters, lr=1e-3),
         batch_size,
@@ -291,7 +289,7 @@ def trainer_class(
 
     made = workload(
         lambda: script("trainer_class").TabularNet(features, width, depth),
-        lambda n: (torch.zeros(n, features), torch.zeros(n)),
+        lambda _, n: (torch.zeros(n, features), torch.zeros(n)),
         loss,
         lambda _, parameters: torch.optim.AdamW(parameters, lr=1e-3),
         batch_size,
@@ -310,7 +308,7 @@ def train_from_config(*, config: str, **_: Any) -> Made:
     criterion = nn.CrossEntropyLoss(label_smoothing=train["label_smoothing"])
     made = workload(
         lambda: module.build_model(**read["model"]),
-        lambda n: (torch.zeros(n, 1, samples), whole(n)),
+        lambda _, n: (torch.zeros(n, 1, samples), whole(n)),
         lambda model, batch: criterion(model(batch[0]), batch[1]),
         lambda _, parameters: torch.optim.AdamW(parameters, **train["optimizer"]["args"]),
         train["batch_size"],

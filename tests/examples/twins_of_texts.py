@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from examples.loops import names_of, script, whole, workload
+from examples.loops import OneByOne, names_of, script, whole, workload
 from oomph.records.workload import Precision, Variant, Workload
 
 Made = tuple[Workload, Variant]
@@ -37,7 +37,7 @@ def pick_batch_by_gpu(
 
     made = workload(
         lambda: script("pick_batch_by_gpu").Encoder(vocab, width, layers, heads, length),
-        lambda n: (whole(n, length), whole(n, length)),
+        lambda _, n: (whole(n, length), whole(n, length)),
         loss,
         lambda _, parameters: torch.optim.AdamW(parameters, lr=1e-4),
         batch_size,
@@ -59,12 +59,12 @@ def compiled_llama(
 
     def loss(model: Any, batch: Any) -> Any:
         names = names_of(model)
-        names.x, names.y = batch
+        names.x, names.y = batch["x"], batch["y"]
         return model(names.x, names.y)
 
     made = workload(
         lambda: script("compiled_llama").Llama(vocab, dim, layers, heads, length),
-        lambda n: (whole(n, length), whole(n, length)),
+        lambda model, n: OneByOne(names_of(model), {"x": whole(n, length), "y": whole(n, length)}),
         loss,
         lambda _, parameters: torch.optim.AdamW(parameters, lr=3e-4, betas=(0.9, 0.95)),
         batch_size,
@@ -82,14 +82,17 @@ def lstm_lm(*, bptt: int = 35, batch_size: int = 128, **sizes: Any) -> Made:
         config.update({name: sizes.get(name, fields[name]) for name in fields})
         return module.RNNModel(module.Config(**config))
 
-    def loss(model: Any, batch: Any) -> Any:
-        names, n = names_of(model), len(batch)
+    def batch(model: Any, n: int) -> Any:
+        names = names_of(model)
         if not hasattr(names, "hidden"):
             names.hidden = model.init_hidden(n)
-        # Time comes first in this script's batches, so they are made here.
-        names.source = whole(bptt, n).to("cuda")
-        names.target = whole(bptt, n).to("cuda")
-        names.clear()
+        rows = torch.zeros(n, 0)  # time comes first in the others: this one tells n
+        source_and_target = {"source": whole(bptt, n), "target": whole(bptt, n)}
+        return OneByOne(names, {**source_and_target, "rows": rows})
+
+    def loss(model: Any, batch: Any) -> Any:
+        names = names_of(model)
+        names.source, names.target = batch["source"], batch["target"]
         names.hidden = script("lstm_lm").detach(names.hidden)
         names.output, names.hidden = model(names.source, names.hidden)
         flat = names.output.view(-1, config["vocab"])
@@ -99,12 +102,12 @@ def lstm_lm(*, bptt: int = 35, batch_size: int = 128, **sizes: Any) -> Made:
 
     made = workload(
         make,
-        lambda n: torch.zeros(n, 0),
+        batch,
         loss,
         lambda _, parameters: torch.optim.Adam(parameters, lr=1e-3),
         batch_size,
         clip=0.25,
-        clears="in loss",
+        clears="before forward",
     )
     return made, Variant(micro_batch=batch_size)
 
@@ -133,7 +136,7 @@ def nano_gpt(
 
     made = workload(
         lambda: script("nano_gpt_model").GPT(vocab_size, block_size, n_layer, n_head, n_embd),
-        lambda n: torch.zeros(n, 0),
+        lambda _, n: torch.zeros(n, 0),
         loss,
         lambda model, _: model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda"),
         batch_size * gradient_accumulation_steps,
@@ -158,15 +161,15 @@ def eval_first(
 ) -> Made:
     def optimizer(model: Any, parameters: Any) -> Any:
         made = torch.optim.AdamW(parameters, lr=3e-4)
-        held_out = torch.empty(examples // 5)
-        loader = [(whole(len(x), length), whole(len(x))) for x in held_out.split(eval_batch)]
+        sizes = [min(eval_batch, examples // 5 - i) for i in range(0, examples // 5, eval_batch)]
+        loader = [(whole(size, length), whole(size)) for size in sizes]
         script("eval_first").evaluate(model, loader, "cuda")
         model.train()
         return made
 
     made = workload(
         lambda: script("eval_first").Classifier(vocab, dim, heads, layers, 4, length),
-        lambda n: (whole(n, length), whole(n)),
+        lambda _, n: (whole(n, length), whole(n)),
         lambda model, given: functional.cross_entropy(model(given[0]), given[1]),
         optimizer,
         batch,
@@ -195,7 +198,7 @@ def tagger(
 
     made = workload(
         lambda: script("tagger.model").Tagger(vocab, tags, dim, hidden, layers, dropout),
-        lambda n: (whole(n, longest), whole(n, longest)),
+        lambda _, n: (whole(n, longest), whole(n, longest)),
         loss,
         lambda _, parameters: torch.optim.Adam(parameters, lr=3e-3),
         batch_size,
@@ -214,7 +217,7 @@ def optimizer_before_cuda(
 ) -> Made:
     def loss(model: Any, batch: Any) -> Any:
         names = names_of(model)
-        names.u, names.i = batch
+        names.u, names.i = batch["u"], batch["i"]
         names.rating = ((names.u + names.i) % 5).float()
         names.prediction = model(names.u, names.i)
         names.loss = functional.mse_loss(names.prediction, names.rating)
@@ -227,7 +230,7 @@ def optimizer_before_cuda(
 
     made = workload(
         lambda: script("optimizer_before_cuda").Recommender(users, items, dim, hidden),
-        lambda n: (whole(n), whole(n)),
+        lambda model, n: OneByOne(names_of(model), {"u": whole(n), "i": whole(n)}),
         loss,
         lambda _, parameters: torch.optim.Adam(parameters, lr=0.01),
         batch_size,
@@ -262,7 +265,7 @@ def tied_weights(
 
     made = workload(
         lambda: script("tied_weights").TiedLM(vocab, dim, heads, ff, layers, dropout),
-        lambda n: (whole(n, length), whole(n, length)),
+        lambda _, n: (whole(n, length), whole(n, length)),
         loss,
         optimizer,
         batch,
@@ -292,7 +295,7 @@ def checkpointed_transformer(
 
     made = workload(
         lambda: script("checkpointed_transformer").Decoder(vocab, dim, heads, depth, length),
-        lambda n: whole(n, length + 1),
+        lambda _, n: whole(n, length + 1),
         loss,
         lambda _, parameters: torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.1),
         batch_size,
@@ -315,14 +318,15 @@ def finetune_checkpoint(
     def print_accuracy(model: Any) -> None:
         names = names_of(model)
         if not hasattr(names, "accuracy"):  # in every twentieth step
-            found = torch.max(names.logit, 1)[1].view(names.target.size()).data
-            names.corrects = (found == names.target.data).sum()
+            names.corrects = (
+                torch.max(names.logit, 1)[1].view(names.target.size()).data == names.target.data
+            ).sum()
             names.accuracy = 100.0 * names.corrects / len(names.target)
         del names.target
 
     made = workload(
         lambda: script("finetune_checkpoint").TextCNN(vocab, dim, filters, 20),
-        lambda n: (whole(n, length), whole(n)),
+        lambda _, n: (whole(n, length), whole(n)),
         loss,
         lambda _, parameters: torch.optim.Adam(parameters, lr=1e-3),
         batch_size,
@@ -369,15 +373,19 @@ def clip_contrastive(
     batch: int = 128,
     **_: Any,
 ) -> Made:
+    def made_batch(model: Any, n: int) -> Any:
+        names = names_of(model)
+        if not hasattr(names, "labels"):
+            names.labels = torch.arange(n, device="cuda")
+        return torch.zeros(n, 3, resolution, resolution), whole(n, context)
+
     def loss(model: Any, given: Any) -> Any:
         names, (images, texts) = names_of(model), given
-        if not hasattr(names, "labels"):
-            names.labels = torch.arange(len(images), device="cuda")
         names.image_features = functional.normalize(model.visual(images), dim=-1)
         names.text_features = functional.normalize(model.textual(texts).mean(1), dim=-1)
         names.logits = model.logit_scale.exp() * names.image_features @ names.text_features.t()
-        of_images = functional.cross_entropy(names.logits, names.labels)
-        return (of_images + functional.cross_entropy(names.logits.t(), names.labels)) / 2
+        cross_entropy, labels = functional.cross_entropy, names.labels
+        return (cross_entropy(names.logits, labels) + cross_entropy(names.logits.t(), labels)) / 2
 
     def optimizer(_: Any, parameters: Any) -> Any:
         scale, *towers = parameters
@@ -386,10 +394,11 @@ def clip_contrastive(
     def clamp(model: Any) -> None:
         with torch.no_grad():
             model.logit_scale.clamp_(0, 4.605)
+        model.logit_scale.exp()  # printed, in every tenth step
 
     made = workload(
         lambda: Towers(image_width, text_dim, text_layers, embed),
-        lambda n: (torch.zeros(n, 3, resolution, resolution), whole(n, context)),
+        made_batch,
         loss,
         optimizer,
         batch,
