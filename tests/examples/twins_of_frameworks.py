@@ -108,8 +108,9 @@ def hf_trainer(
 
     def clip(model: Any) -> None:
         names = names_of(model)
-        torch.isnan(names.loss)
-        torch.isinf(names.loss)
+        names.tr_loss_step = names.loss.detach()
+        torch.isnan(names.tr_loss_step)
+        torch.isinf(names.tr_loss_step)
         names.norm = None
         names.norm = clip_grad_norm_(model.parameters(), 1.0)
 
