@@ -25,9 +25,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
 
 
 def traced(place: tuple[Path, str], wish: Wish = WISH) -> Traced:
+    variant = variant_for_batch(8, wish)
+    sizes = dict.fromkeys((2, 3, variant.micro_batch))
     return Traced(
-        variant=variant_for_batch(8, wish),
-        traces=(trace_of([512, 1024], [1, 2, -1, -2], 2), trace_of([512, 2048], [1, 2, -1, -2], 3)),
+        variant=variant,
+        traces=tuple(trace_of([512, 1024 * size], [1, 2, -1, -2], size) for size in sizes),
         files=(str(place[0]), str(place[0].with_name("model.py"))),
         batch_size=8,
     )
@@ -50,6 +52,15 @@ def test_what_was_kept_is_found_for_every_micro_batch(place: tuple[Path, str]) -
     assert found.variant.micro_batch == 2
     assert found.variant.accumulation == 4
     assert found.traces == traced(place).traces
+
+
+def test_a_line_speaks_for_nothing_farther_than_it_was_held_against(
+    place: tuple[Path, str],
+) -> None:
+    near = Wish(micro_batch=2)
+    kept.keep(place, near, AMPERE, traced(place, near))
+    assert kept.find(place, near, AMPERE) is not None
+    assert kept.find(place, Wish(micro_batch=4), AMPERE) is None
 
 
 def test_one_example_and_no_accumulation_are_traced_apart(place: tuple[Path, str]) -> None:

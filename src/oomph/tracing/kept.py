@@ -37,6 +37,8 @@ def find(place: tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> Tr
         if columns is None:
             return None
         traces = tuple(from_columns(trace) for trace in columns)
+        if max(trace.micro_batch for trace in traces) < variant.micro_batch:
+            return None  # the line was not held against anything so far away
         return Traced(
             variant=variant,
             traces=traces,

@@ -37,7 +37,11 @@ class Wish(How):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """One or two traces, the way to train that they are for, and the files that decided them."""
+    """The traces, the way to train that they are for, and the files that decided them.
+
+    One of the very micro-batch; or two that a line goes through, and where they are not that of the
+    variant, a third as far away as it: a line goes through any two points.
+    """
 
     variant: Variant
     traces: tuple[Trace, ...]
@@ -48,7 +52,7 @@ class Traced:
 def trace(
     workload: Workload | tuple[Path, str], wish: Wish, capability: tuple[int, int], apply: Apply
 ) -> Traced:
-    """Rehearse in a child: at two micro-batches that any other follows from, or at 1 itself."""
+    """Rehearse in a child: at two micro-batches that any other follows from, and at the wished."""
     return in_a_child(lambda: _traced(workload, wish, capability, apply))
 
 
@@ -76,7 +80,8 @@ def _traced(
     doubt = prepare_and_test(capability, apply)
     # What is worth offloading depends on its size.
     is_line = variant.micro_batch >= _AFFINE_FROM and not (exactly or variant.offload_activations)
-    sizes = (_AFFINE_FROM, _AFFINE_FROM + 1) if is_line else (variant.micro_batch,)
+    line = (_AFFINE_FROM, _AFFINE_FROM + 1) if is_line else ()
+    sizes = tuple(dict.fromkeys((*line, variant.micro_batch)))
     steps = min(variant.accumulation, MOST_MICRO_STEPS)
     variants = [replace(variant, micro_batch=size, accumulation=steps) for size in sizes]
     return Traced(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # A rehearsal may be so far off the line, as a share of its peak: some workspaces grow in steps. It
 # is a fifth of what the error bar has for reasons without a name. Judgement.
-_OFF_RATIO = 0.01
+OFF_RATIO = 0.01
 _MANY = 4  # micro-batches, where each costs rehearsals of its own: then every other is left out
 
 
@@ -99,7 +99,7 @@ class Lines:
     def _is_on_line(self, family: Family, micro_batch: int, seen: Footprint) -> bool:
         line_bytes = self.rehearsed.families[family].live_bytes(micro_batch)
         seen_bytes = seen.live_bytes(micro_batch)
-        return abs(line_bytes - seen_bytes) <= _OFF_RATIO * seen_bytes
+        return abs(line_bytes - seen_bytes) <= OFF_RATIO * seen_bytes
 
     def _seen(self, variant: Variant) -> Footprint:
         """By its own rehearsal, as far as its forward and backward go."""

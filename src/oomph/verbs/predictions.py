@@ -200,15 +200,28 @@ def find_place(workload: Workload | str) -> Workload | tuple[Path, str]:
 
 
 def _at_micro_batch(traced: Traced) -> Trace | None:
-    """The trace for the micro-batch that was asked for; None if no line goes through the two."""
+    """The trace for the micro-batch that was asked for; None if no line goes through them."""
     from oomph.predicting.scaling import NotAffine, affine
 
-    if len(traced.traces) == 1:
-        return traced.traces[0]
+    wanted = traced.variant.micro_batch
+    itself = next((trace for trace in traced.traces if trace.micro_batch == wanted), None)
+    if itself is not None:
+        return itself
     try:
-        return affine(*traced.traces).at(traced.variant.micro_batch)
+        line = affine(*traced.traces[:2])
+        far = traced.traces[-1]
+        return line.at(wanted) if _is_alike(line.at(far.micro_batch), far) else None
     except NotAffine:
         return None
+
+
+def _is_alike(told: Trace, seen: Trace) -> bool:
+    """Whether a rehearsal far away says what the line through two others told."""
+    from oomph.predicting.timeline import find_peak
+    from oomph.verbs.plan_lines import OFF_RATIO
+
+    seen_bytes = find_peak(seen).live_bytes
+    return abs(find_peak(told).live_bytes - seen_bytes) <= OFF_RATIO * seen_bytes
 
 
 def step_time(work: Sequence[Op] | Work, variant: Variant, model: GpuModel) -> StepTime | None:
