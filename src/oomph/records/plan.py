@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from oomph.records.prediction import Prediction, Verdict
+from oomph.records.script import Seen
 from oomph.records.workload import Precision, Variant
 from oomph.units import format_bytes
 
@@ -122,6 +123,7 @@ class Plans:
     caveats: tuple[str, ...]  # the mission's, answered with this model's numbers
     num_candidates: int  # ways that were compared
     largest_micro_batch: int | None = None  # as given, where that fits: how far it could grow
+    seen: Seen | None = None  # of a script: what it does
 
     @property
     def best(self) -> Plan | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from oomph.records.script import Seen
 from oomph.records.trace import Category, Phase
 from oomph.records.workload import Variant
 
@@ -61,3 +62,4 @@ class Prediction:
     unknowns: tuple[Unknown, ...]
     notes: tuple[str, ...]  # what was assumed
     doubt: str | None = None  # why the rehearsal itself may be wrong on this torch
+    seen: Seen | None = None  # of a script: what it does

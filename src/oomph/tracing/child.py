@@ -60,8 +60,8 @@ def _answer(writing: int, work: Callable[[], Any]) -> None:
     try:
         os.dup2(2, 1)  # what the user's code prints is not the answer
         sys.stdout = sys.stderr
-        _stay_on_one_thread()
-        answer = pickle.dumps(_outcome(work), protocol=pickle.HIGHEST_PROTOCOL)
+        stay_on_one_thread()
+        answer = pickle.dumps(outcome_of(work), protocol=pickle.HIGHEST_PROTOCOL)
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(answer)
         code = 0
@@ -69,14 +69,15 @@ def _answer(writing: int, work: Callable[[], Any]) -> None:
         os._exit(code)
 
 
-def _stay_on_one_thread() -> None:
+def stay_on_one_thread() -> None:
     """A fork has none of its parent's threads: whoever waits for torch's pool waits forever."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
 
 
-def _outcome(work: Callable[[], Any]) -> tuple[bool, Any]:
+def outcome_of(work: Callable[[], Any]) -> tuple[bool, Any]:
+    """What `work` returns, or the error that it raises: whether it is well, and which."""
     try:
         return True, work()
     except OomphError as error:

@@ -22,8 +22,9 @@ _COPIES = ("copy_", "_foreach_copy_")
 
 
 class _Live(weakref.ref):  # type: ignore[type-arg]
-    __slots__ = ("address", "size_bytes")
+    __slots__ = ("address", "place", "size_bytes")
     address: int
+    place: str
     size_bytes: int
 
 
@@ -37,14 +38,20 @@ class HostMemory:
 
     def hold(self, tensor: Any) -> None:
         """Note the storage of a tensor as the host's."""
-        storage = tensor.untyped_storage()
-        if storage._cdata in self._live:
+        if tensor.untyped_storage()._cdata in self._live:
             return
-        live: Any = _Live(storage, self._on_death)
-        live.address, live.size_bytes = storage._cdata, storage.nbytes()
-        self._live[live.address] = live
+        live = self.stand(tensor, "cpu")
+        live.size_bytes = tensor.untyped_storage().nbytes()
         self.live_bytes += live.size_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def stand(self, tensor: Any, place: str) -> Any:
+        """Note that a storage is elsewhere than on the GPU, whoever's memory it is."""
+        storage = tensor.untyped_storage()
+        live: Any = _Live(storage, self._on_death)
+        live.address, live.size_bytes, live.place = storage._cdata, 0, place
+        self._live[live.address] = live
+        return live
 
     def _on_death(self, live: Any) -> None:
         address, size_bytes = live.address, live.size_bytes
@@ -65,17 +72,17 @@ def run_on_host(recorder: Any, behaviour: Any, function: Any, args: Any, kwargs:
         return function(*args, **kwargs)
     if behaviour.name in _COPIES and _crosses(recorder, args):
         name = "copy_to_host" if recorder.host.has(_first(args[0])) else "copy_from_host"
-        _note(recorder, name, tensors_in((args[0],)))
+        note_on_host(recorder, name, tensors_in((args[0],)))
         return args[0] if behaviour.returns else None
     if behaviour.updated or behaviour.name in _COPIES or behaviour.name.endswith("_"):
-        _note(recorder, "on_host", tensors_in((args, kwargs)), tensors_in((args[0],)))
+        note_on_host(recorder, "on_host", tensors_in((args, kwargs)), tensors_in((args[0],)))
         return args[0] if behaviour.returns else None
     with suspended():
         out = function(*args, **kwargs)
     made = [tensor for tensor in leaves_of(out) if isinstance(tensor, torch.Tensor)]
     for tensor in made:
         recorder.host.hold(tensor)
-    _note(recorder, "on_host", tensors_in((args, kwargs)), made)
+    note_on_host(recorder, "on_host", tensors_in((args, kwargs)), made)
     return out
 
 
@@ -89,7 +96,8 @@ def _first(tensors: Any) -> Any:
     return tensors[0] if isinstance(tensors, list | tuple) else tensors
 
 
-def _note(recorder: Any, name: str, *tensors: Any) -> None:
+def note_on_host(recorder: Any, name: str, *tensors: Any) -> None:
+    """Note the work of the host, or of the bus, if work is noted at all."""
     if not recorder.computes:
         return
     moved = [tensor for some in tensors for tensor in some]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
 
 from oomph.records.trace import Allocation, Category, Phase, Trace
-from oomph.records.workload import Variant
 from oomph.tracing.ranks import GATHERED
 
 
 def labelled(
     recorder: Any,
-    variant: Variant,
+    micro_batch: int,
     *,
-    num_parameters: int,
+    parameters: Container[int],
     gradients: set[int],
     states: set[int],
     outputs: set[int],
@@ -33,7 +32,7 @@ def labelled(
             phase=phase,
             category="optimizer"
             if number in states
-            else _category(number, op, phase, deaths.get(number), num_parameters, gradients),
+            else _category(number, op, phase, deaths.get(number), parameters, gradients),
             stream=stream,
             is_output=number in outputs,
         )
@@ -49,7 +48,7 @@ def labelled(
         ops=recorder.ops,
         convolutions=tuple(recorder.convolutions),
         measures_convolutions=torch.backends.cudnn.benchmark,
-        micro_batch=variant.micro_batch,
+        micro_batch=micro_batch,
         torch_version=str(torch.__version__),  # a plain text: its class would bring torch along
         compute_capability=recorder.capability,
         notes=tuple(sorted(recorder.notes)),
@@ -79,10 +78,10 @@ def _category(
     op: str,
     phase: Phase,
     death: Phase | None,
-    num_parameters: int,
+    parameters: Container[int],
     gradients: set[int],
 ) -> Category:
-    if number < num_parameters or op == GATHERED:
+    if number in parameters or op == GATHERED:
         return "parameters"
     if op == "cublas workspace":
         return "workspace"

@@ -6,7 +6,7 @@ Importing torch and the user's file takes longer than a rehearsal: a plan needs 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,6 +37,17 @@ class Rehearser:
         self.workload, self.files, self._doubt = workload, files, doubt
         self._capability, self._apply = capability, apply
         self._first: tuple[Variant, Trace] | None = None
+
+    given: None = None  # nothing is on that the workload does not say
+    refused: Mapping[str, str] = {}
+
+    @property
+    def batch_size(self) -> int:
+        return self.workload.batch_size
+
+    @property
+    def clips_gradients(self) -> bool:
+        return self.workload.clip_grad_norm is not None
 
     def look(self, inspect: Callable[[Any, Any], Possible]) -> Possible:
         """What can be put on the model and its optimizer."""

@@ -131,8 +131,8 @@ class _Rehearsal:
                 self._step()
         return labelled(
             recorder,
-            variant,
-            num_parameters=num_parameters,
+            variant.micro_batch,
+            parameters=range(num_parameters),
             gradients=self.gradients,
             states=self._states(),
             outputs=self.outputs,

@@ -1,0 +1,108 @@
+"""Script: a training program as the user starts it. Seen: what a rehearsal of it found out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from oomph.records.workload import How
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """`python PATH ARGUMENTS`, or `python -m MODULE ARGUMENTS`, started in a directory."""
+
+    path: str | None = None
+    module: str | None = None
+    arguments: tuple[str, ...] = ()
+    directory: str = "."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretendedGpu:
+    """The GPU that a script believes to have."""
+
+    name: str
+    total_bytes: int  # what CUDA can have of it
+    capability: tuple[int, int]
+    count: int = 1
+    multi_processor_count: int = 108
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """The DataLoader that feeds the model in training."""
+
+    number: int  # counted from 0, in the order in which the script makes them
+    batch_size: int | None  # None: it has a batch sampler, or does not batch
+    num_workers: int
+    pin_memory: bool
+    place: str  # "train.py:31", where the script makes it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invented:
+    """A line of the script that read a value which does not exist, and what it was told."""
+
+    file: str
+    line: int
+    what: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Where the script does something for the first time, as far as its own lines tell."""
+
+    what: Literal["optimizer", "forward", "backward", "clip", "step", "zero_grad"]
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a script does, as far as its rehearsal could see. None: that was not seen."""
+
+    model: str | None  # its class; several are joined by " + "
+    num_parameters: int
+    num_trainable: int
+    parameter_bytes: int
+    optimizer: str | None
+    is_fused: bool | None
+    is_foreach: bool | None
+    learning_rate: float | None
+    micro_batch: int | None  # the leading dimension of the first tensor that the model is given
+    accumulation: int | None  # backwards for one step of the optimizer
+    num_optimizer_steps: int
+    num_optimizers: int
+    precision: str
+    checkpointing: str  # "none", "by the script", "by oomph"
+    uses_compile: bool
+    uses_grad_scaler: bool
+    clips_gradients: bool
+    loader: Loader | None
+    longest_sequence: int | None
+    num_batches: int  # that the model was given in training
+    invented: tuple[Invented, ...]
+    approximations: tuple[str, ...]
+    has_stepped: bool  # False: no step was completed, and the peak is a lower bound
+    lines: tuple[Line, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """What is to be other than in the script. None: as it is there."""
+
+    micro_batch: int | None = None
+    how: How | None = None
+    accumulation: int | None = None  # steps of the script that become micro-steps of one
+    first: Seen | None = None  # of the script as it is: tells which loader to change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptChanges:
+    """What to change so that a script trains as planned."""
+
+    diff: str  # over the user's files; "" where nothing is to be changed in them
+    arguments: tuple[str, ...]  # all that the script is to be given, changed or not
+    by_hand: tuple[str, ...]  # what no edit was found for, a sentence each

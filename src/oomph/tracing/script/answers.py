@@ -1,0 +1,86 @@
+"""What is asked of a rehearsal, and what it answers <-> bytes that carry no code.
+
+The script has had the process that answers: nothing of it may be run here, so it is JSON, read
+strictly.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from oomph.errors import OomphError, UsageError, UserCodeError
+from oomph.records.possible import Possible
+from oomph.records.script import Overrides, Seen
+from oomph.records.stored import as_json, from_json, to_jsonable
+from oomph.records.trace import Trace
+from oomph.records.trace_columns import from_columns, to_columns
+
+_KINDS = {kind.__name__: kind for kind in (OomphError, UsageError, UserCodeError)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """What a rehearsal of a script has found."""
+
+    trace: Trace
+    seen: Seen
+    possible: Possible | None  # what can be put on the model; None: nothing was trained
+    files: tuple[str, ...]  # the user's own, that were imported
+
+
+def question(overrides: Overrides) -> bytes:
+    return as_json(overrides).encode()
+
+
+def asked(request: bytes) -> Overrides:
+    return from_json(Overrides, request.decode())
+
+
+def answer(found: Rehearsed) -> bytes:
+    content = {
+        "trace": to_columns(found.trace),
+        "seen": as_json(found.seen),
+        "possible": None if found.possible is None else as_json(found.possible),
+        "files": found.files,
+    }
+    return json.dumps(content).encode()
+
+
+def refusal(error: OomphError) -> bytes:
+    kind = next(name for name, kind in reversed(_KINDS.items()) if isinstance(error, kind))
+    told = {"what": error.what, "because": error.because, "attempt": error.attempt}
+    return json.dumps({"kind": kind, "error": to_jsonable(told)}).encode()
+
+
+def heard(content: bytes) -> Rehearsed:
+    """The answer. Raises what the rehearsal raised, and UserCodeError for what is no answer."""
+    try:
+        told = json.loads(content)
+        error = _error(told) if "error" in told else None
+        if error is None:
+            return _rehearsed(told)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as reason:
+        raise UserCodeError(
+            "the rehearsal's answer makes no sense",
+            because=f"{type(reason).__name__}: {reason}"[:300],
+            attempt="running the script by itself: something in it wrote to files it did not open",
+        ) from None
+    raise error
+
+
+def _error(told: dict[str, Any]) -> OomphError:
+    texts = {name: told["error"][name] for name in ("what", "because", "attempt")}
+    if any(text is not None and not isinstance(text, str) for text in texts.values()):
+        raise TypeError("an error that is no text")
+    return _KINDS[told["kind"]](texts.pop("what"), **texts)
+
+
+def _rehearsed(told: dict[str, Any]) -> Rehearsed:
+    return Rehearsed(
+        trace=from_columns(told["trace"]),
+        seen=from_json(Seen, told["seen"]),
+        possible=None if told["possible"] is None else from_json(Possible, told["possible"]),
+        files=tuple(str(file) for file in told["files"]),
+    )

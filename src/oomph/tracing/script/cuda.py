@@ -1,0 +1,249 @@
+"""torch.cuda and torch.accelerator as on the GPU that is pretended.
+
+What is allocated is exact: the live bytes of the recording, each rounded up as the allocator
+does. What is reserved is taken to be the most that was allocated. nvidia-smi and NVML are not
+pretended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from oomph.records.script import PretendedGpu
+from oomph.tracing import streams
+from oomph.tracing.pretend import Lie
+
+_MIB = 2**20
+_SEGMENT_BYTES = 2 * _MIB  # what the allocator asks the driver for, at least
+RESERVED = "memory_reserved and mem_get_info were answered from what was allocated"
+
+
+class _Properties:
+    """What get_device_properties returns."""
+
+    def __init__(self, gpu: PretendedGpu) -> None:
+        self.name, self.total_memory = gpu.name, gpu.total_bytes
+        self.major, self.minor = gpu.capability
+        self.multi_processor_count = gpu.multi_processor_count
+        self.warp_size, self.regs_per_multiprocessor = 32, 65536
+        self.max_threads_per_multi_processor = 2048
+        self.shared_memory_per_block = 49152
+        self.shared_memory_per_block_optin = 101376
+        self.shared_memory_per_multiprocessor = 102400
+        self.L2_cache_size = 40 * _MIB
+        self.is_integrated = self.is_multi_gpu_board = False
+        self.gcnArchName = ""
+        self.uuid = "00000000-0000-0000-0000-000000000000"
+        self.pci_bus_id = self.pci_device_id = self.pci_domain_id = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor},"
+            f" total_memory={self.total_memory // _MIB}MB,"
+            f" multi_processor_count={self.multi_processor_count})"
+        )
+
+
+class _Device:
+    """`with torch.cuda.device(0)`: there is one."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.idx = self.prev_idx = 0
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Memory:
+    """What a script is told about memory."""
+
+    def __init__(
+        self, recorder: Any, gpu: PretendedGpu, approximate: Callable[[str], None]
+    ) -> None:
+        self._recorder, self._gpu, self._approximate = recorder, gpu, approximate
+
+    def allocated(self, *_: Any, **__: Any) -> int:
+        self._recorder.count_bytes()
+        return int(self._recorder.live_bytes)
+
+    def most_allocated(self, *_: Any, **__: Any) -> int:
+        self._recorder.count_bytes()
+        return int(self._recorder.peak_bytes)
+
+    def reserved(self, *_: Any, **__: Any) -> int:
+        self._approximate(RESERVED)
+        return -(-self.most_allocated() // _SEGMENT_BYTES) * _SEGMENT_BYTES
+
+    def begin_anew(self, *_: Any, **__: Any) -> None:
+        self.allocated()
+        self._recorder.peak_bytes = self._recorder.live_bytes
+
+    def info(self, *_: Any, **__: Any) -> tuple[int, int]:
+        return max(self._gpu.total_bytes - self.reserved(), 0), self._gpu.total_bytes
+
+    def stats(self, *_: Any, **__: Any) -> dict[str, int]:
+        found = {
+            "allocated_bytes.all.current": self.allocated(),
+            "allocated_bytes.all.peak": self.most_allocated(),
+            "reserved_bytes.all.current": self.reserved(),
+            "reserved_bytes.all.peak": self.reserved(),
+            "active_bytes.all.current": self.allocated(),
+            "active_bytes.all.peak": self.most_allocated(),
+        }
+        zeros = ("num_ooms", "num_alloc_retries", "inactive_split_bytes.all.current")
+        return found | dict.fromkeys(zeros, 0)
+
+    def summary(self, *_: Any, **__: Any) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in self.stats().items())
+
+
+def install(recorder: Any, gpu: PretendedGpu, approximate: Callable[[str], None]) -> None:
+    """Answer for a GPU."""
+    Lie.capability, Lie.total_bytes = gpu.capability, gpu.total_bytes
+    memory = Memory(recorder, gpu, approximate)
+    answers = {**_of_device(gpu), **_of_memory(memory), **_of_streams(), **_of_generator()}
+    cuda: Any = torch.cuda
+    for name, answer in answers.items():
+        setattr(cuda, name, answer)
+        for module in (cuda.memory, cuda.random):
+            if hasattr(module, name):
+                setattr(module, name, answer)
+    _patch_accelerator(answers, gpu)
+    _patch_versions(gpu)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What synchronises, seeds or empties: nothing runs here."""
+
+
+def _of_device(gpu: PretendedGpu) -> dict[str, Any]:
+    properties = _Properties(gpu)
+    sm = "".join(map(str, gpu.capability))
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *_, **__: gpu.capability >= (8, 0),
+        "is_tf32_supported": lambda: gpu.capability >= (8, 0),
+        "device_count": lambda: gpu.count,
+        "current_device": lambda: 0,
+        "set_device": _nothing,
+        "get_device_name": lambda *_, **__: gpu.name,
+        "get_device_capability": lambda *_, **__: gpu.capability,
+        "get_device_properties": lambda *_, **__: properties,
+        "get_arch_list": lambda: [f"sm_{sm}"],
+        "can_device_access_peer": lambda *_: gpu.count > 1,
+        "_lazy_init": _nothing,
+        "init": _nothing,
+        "synchronize": _nothing,
+        "ipc_collect": _nothing,
+        "device": _Device,
+        "device_of": _Device,
+        "_exchange_device": lambda *_: 0,
+        "_maybe_exchange_device": lambda *_: 0,
+        "is_current_stream_capturing": lambda: False,
+        "utilization": lambda *_, **__: 0,
+        "temperature": lambda *_, **__: 40,
+        "power_draw": lambda *_, **__: 0,
+        "cudart": _refuse_cudart,
+    }
+
+
+def _refuse_cudart() -> Any:
+    class Runtime:
+        cudaProfilerStart = cudaProfilerStop = staticmethod(_nothing)  # noqa: N815 - CUDA's names
+
+        @staticmethod
+        def cudaMemGetInfo(*_: Any) -> tuple[int, int]:  # noqa: N802 - CUDA's name
+            found: tuple[int, int] = torch.cuda.mem_get_info()
+            return found
+
+    return Runtime
+
+
+def _of_memory(memory: Memory) -> dict[str, Any]:
+    return {
+        "memory_allocated": memory.allocated,
+        "max_memory_allocated": memory.most_allocated,
+        "memory_reserved": memory.reserved,
+        "max_memory_reserved": memory.reserved,
+        "memory_cached": memory.reserved,
+        "max_memory_cached": memory.reserved,
+        "mem_get_info": memory.info,
+        "device_memory_used": memory.reserved,
+        "memory_stats": memory.stats,
+        "memory_summary": memory.summary,
+        "memory_snapshot": lambda *_, **__: [],
+        "memory_usage": lambda *_, **__: 0,
+        "reset_peak_memory_stats": memory.begin_anew,
+        "reset_max_memory_allocated": memory.begin_anew,
+        "reset_max_memory_cached": _nothing,
+        "reset_accumulated_memory_stats": _nothing,
+        "empty_cache": _nothing,
+        "set_per_process_memory_fraction": _nothing,
+        "_record_memory_history": _nothing,
+        "_dump_snapshot": _nothing,
+        "_snapshot": lambda *_, **__: {"segments": [], "device_traces": []},
+    }
+
+
+def _of_streams() -> dict[str, Any]:
+    return {
+        "current_stream": streams.current_stream,
+        "default_stream": streams.default_stream,
+        "set_stream": _nothing,
+        "stream": streams.use_stream,
+        "Stream": streams.Stream,
+        "ExternalStream": streams.Stream,
+        "Event": streams.Event,
+    }
+
+
+def _of_generator() -> dict[str, Any]:
+    def state(*_: Any, **__: Any) -> Any:
+        return torch.zeros(16, dtype=torch.uint8, device="cpu")
+
+    return {
+        **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), _nothing),
+        **dict.fromkeys(("set_rng_state", "set_rng_state_all"), _nothing),
+        "initial_seed": lambda: 0,
+        "get_rng_state": state,
+        "get_rng_state_all": lambda: [state()],
+    }
+
+
+def _patch_accelerator(answers: dict[str, Any], gpu: PretendedGpu) -> None:
+    accelerator: Any = torch.accelerator
+    here = torch.device("cuda")
+    own = {
+        "current_accelerator": lambda *_, **__: here,
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": _nothing,
+        "set_device_idx": _nothing,
+        "device_index": _Device,
+        "get_memory_info": answers["mem_get_info"],
+        "get_device_capability": lambda *_: gpu.capability,
+    }
+    for name in dir(accelerator):
+        if name in own or name in answers:
+            setattr(accelerator, name, own.get(name) or answers[name])
+    with contextlib.suppress(AttributeError):
+        for name in dir(accelerator.memory):
+            if name in answers:
+                setattr(accelerator.memory, name, answers[name])
+
+
+def _patch_versions(gpu: PretendedGpu) -> None:
+    """What scripts ask in order to choose: is it CUDA, with cuDNN, and with NCCL?"""
+    version: Any = torch.version
+    if version.cuda is None:
+        version.cuda = "12.8"
+    backends: Any = torch.backends
+    backends.cuda.is_built = lambda: True
+    backends.cudnn.is_available = lambda: True
+    backends.cudnn.version = lambda: 91002
+    backends.cuda.is_flash_attention_available = lambda: gpu.capability >= (8, 0)

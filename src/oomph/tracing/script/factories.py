@@ -1,0 +1,105 @@
+"""Functions that make tensors: where the script asks, with the values that it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _device
+
+from oomph.tracing.pretend import Lie, is_pretended, to_meta
+from oomph.tracing.script.places import Wanted, place_named, wanted
+
+# They are given values, which torch writes where no op shows them.
+_OF_VALUES = ("tensor", "as_tensor", "asarray", "scalar_tensor")
+_NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
+
+
+def install(recorder: Any) -> None:
+    """Wrap what `pretend.install` has wrapped, which knows of one place only."""
+    names = {function.__name__ for function in _device._device_constructors()}
+    names |= {name for name in dir(torch) if name.endswith("_like")}
+    for name in sorted(names):
+        function = getattr(torch, name, None)
+        if callable(function) and name not in _OF_VALUES:
+            setattr(torch, name, _placed(function))
+    for name in _OF_VALUES:
+        function = _with_values(recorder, getattr(torch, name))
+        setattr(torch, name, _placed(function))
+    methods: Any = torch.Tensor
+    for name in _NEW:
+        setattr(methods, name, _placed(getattr(methods, name)))
+    _patch_context()
+    _patch_generator()
+
+
+def _placed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def made(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None or Lie.suspended:
+            return function(*args, **kwargs)
+        place = place_named(device)
+        if place == "meta":
+            place = Wanted.loading or "meta"
+        with wanted(place):
+            return function(*args, **kwargs)
+
+    made.__name__, made.__doc__ = function.__name__, function.__doc__
+    table = torch.jit._builtins._get_builtin_table()
+    if id(function) in table:
+        table[id(made)] = table[id(function)]
+    return made
+
+
+def _with_values(recorder: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    def made(*args: Any, **kwargs: Any) -> Any:
+        data = args[0] if args else kwargs.get("data")
+        out = function(*args, **kwargs)
+        is_blank = is_pretended(out) and not isinstance(data, torch.Tensor) and not Lie.suspended
+        if is_blank:
+            recorder.take_in(out, function.__name__)
+            of_host = {name: value for name, value in kwargs.items() if name != "requires_grad"}
+            recorder.shadows.give(out, function(*args, **{**of_host, "device": "cpu"}))
+        return out
+
+    made.__name__, made.__doc__ = function.__name__, function.__doc__
+    return made
+
+
+def _patch_context() -> None:
+    """`with torch.device("meta")` and `with torch.device("cuda")` are two places."""
+    kind: Any = _device.DeviceContext
+    constructors = _device._device_constructors()
+
+    def init(self: Any, device: Any) -> None:
+        self.device, self.prev_mode = torch.device(device), None
+
+    def function_of(self: Any, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function not in constructors or kwargs.get("device") is not None:
+            return function(*args, **kwargs)
+        kwargs["device"] = to_meta(self.device)
+        with wanted(place_named(self.device)):
+            return function(*args, **kwargs)
+
+    kind.__init__, kind.__torch_function__ = init, function_of
+
+
+def _patch_generator() -> None:
+    """A generator of the GPU says so. What it draws is nobody's."""
+    kind: Any = torch.Generator
+    plain = kind.__base__
+
+    class Generator(plain):  # type: ignore[misc, valid-type]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            made = plain.__new__(cls, "cpu")
+            made.place = torch.device(device)
+            return made
+
+        @property
+        def device(self) -> Any:
+            return self.place
+
+    module: Any = torch
+    module.Generator = Generator

@@ -1,0 +1,80 @@
+"""Types of tensors as old scripts name them: `torch.cuda.FloatTensor(3, 4)`, `x.type(...)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from oomph.tracing.pretend import is_pretended
+
+_LEGACY = {
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "LongTensor": torch.int64,
+    "IntTensor": torch.int32,
+    "ShortTensor": torch.int16,
+    "CharTensor": torch.int8,
+    "ByteTensor": torch.uint8,
+    "BoolTensor": torch.bool,
+}
+
+
+class _LegacyType(type):
+    dtype: Any
+
+    def __instancecheck__(cls, one: Any) -> bool:
+        return isinstance(one, torch.Tensor) and one.is_cuda and one.dtype == cls.dtype
+
+
+def _legacy(name: str, dtype: Any) -> Any:
+    def made(_: Any, *args: Any) -> Any:
+        is_data = len(args) == 1 and not isinstance(args[0], int | torch.Size)
+        if is_data:
+            return torch.tensor(args[0], dtype=dtype, device="cuda")
+        shape = args[0] if args and isinstance(args[0], torch.Size) else args
+        return torch.empty(shape or (0,), dtype=dtype, device="cuda")
+
+    return _LegacyType(name, (), {"__new__": made, "dtype": dtype, "__module__": "torch.cuda"})
+
+
+def install() -> None:
+    """Patch them."""
+    cuda: Any = torch.cuda
+    for name, dtype in _LEGACY.items():
+        setattr(cuda, name, _legacy(name, dtype))
+    original: Any = torch.Tensor.type
+
+    def as_type(tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
+            dtype = getattr(cuda, dtype.rpartition(".")[2])
+        if isinstance(dtype, _LegacyType):
+            return tensor.to("cuda", dtype.dtype)
+        if dtype is None and is_pretended(tensor):
+            kind = next(name for name, its in _LEGACY.items() if its == tensor.dtype)
+            return f"torch.cuda.{kind}" if tensor.is_cuda else f"torch.{kind}"
+        if isinstance(dtype, torch.dtype):
+            return tensor.to(dtype)
+        return original(tensor, dtype, *args, **kwargs)
+
+    methods: Any = torch.Tensor
+    methods.type = as_type
+    _patch_defaults()
+
+
+def _patch_defaults() -> None:
+    """`torch.set_default_tensor_type("torch.cuda.FloatTensor")`, as old scripts have."""
+    original = torch.set_default_tensor_type
+
+    def set_type(kind: Any) -> None:
+        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+        if not name.startswith("torch.cuda."):
+            original(kind)
+            return
+        torch.set_default_dtype(getattr(torch.cuda, name.rpartition(".")[2]).dtype)
+        torch.set_default_device("cuda")
+
+    module: Any = torch
+    module.set_default_tensor_type = set_type

@@ -1,0 +1,181 @@
+"""One rehearsal of a script: every patch of it, and the answer when it has seen enough."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NoReturn
+
+from oomph.errors import OomphError, UserCodeError
+from oomph.records.possible import Possible
+from oomph.records.script import Overrides, PretendedGpu
+from oomph.tracing import autocast, ranks, streams
+from oomph.tracing.script import (
+    cuda,
+    factories,
+    files,
+    lazy,
+    legacy,
+    moves,
+    places,
+    reading,
+    refusals,
+    watching,
+)
+from oomph.tracing.script.accumulating import Accumulating
+from oomph.tracing.script.answers import Rehearsed
+from oomph.tracing.script.batch_size import RESIZED, BatchSize
+from oomph.tracing.script.finding import Observed
+from oomph.tracing.script.loaders import Loaders
+from oomph.tracing.script.loop import Loop, collect_garbage
+from oomph.tracing.script.memo import Memo
+from oomph.tracing.script.process import HandOver
+from oomph.tracing.script.recorder import ScriptRecorder
+from oomph.tracing.script.switches import Switched
+from oomph.tracing.script.traced import trace_of
+from oomph.tracing.self_test import prepare_and_test
+from oomph.tracing.traces import users_files
+
+Inspect = Callable[[Any, Any], Possible]  # a model, its optimizer
+NO_GPU = "the script put nothing on the GPU"
+WAITING = "an optimizer of the script made no step: what it keeps is not counted"
+
+
+class Rehearsal:
+    """Entered while the script runs."""
+
+    def __init__(
+        self,
+        gpu: PretendedGpu,
+        overrides: Overrides,
+        apply: Any,
+        hand_over: HandOver,
+        inspect: Inspect | None = None,
+    ) -> None:
+        self._hand_over, self._inspect = hand_over, inspect
+        self._modules_before = set(sys.modules)
+        self._possible: Possible | None = None
+        self._doubt = prepare_and_test(gpu.capability, apply)
+        self.recorder = recorder = ScriptRecorder(gpu.capability)
+        recorder.computes = False
+        streams.Now.begin(partial(ranks.note_wait, recorder))
+        self._install(gpu, overrides, apply)
+
+    def _install(self, gpu: PretendedGpu, overrides: Overrides, apply: Any) -> None:
+        recorder, approximate = self.recorder, self.approximate
+        self.observed = Observed(overrides.how)
+        first = overrides.first
+        self.batch_size = BatchSize(overrides.micro_batch, first.micro_batch if first else None)
+        parameters: dict[int, Any] = {}
+        self.loop = loop = Loop(recorder, parameters)
+        places.install(recorder.host)
+        moves.install(recorder, parameters, lambda tensor: self.batch_size.moved(tensor, loop))
+        lazy.install(recorder)
+        legacy.install()
+        reading.install(recorder)
+        factories.install(recorder)
+        cuda.install(recorder, gpu, approximate)
+        files.install()
+        refusals.install(approximate, self.fail)
+        self.loaders = self._loaders(overrides)
+        self.loaders.install(approximate)
+        self.observed.install()
+        loop.on_training.append(collect_garbage)
+        loop.on_training.append(self._look)
+        loop.finish = self.finish
+        self._switched = Switched(overrides.how, first.precision if first else None, apply, loop)
+        watching.install(
+            loop, Memo(loop, approximate), self.loaders, self.batch_size, self._switched
+        )
+        self._switched.accumulating = Accumulating(overrides.accumulation, loop)
+        self._patch_threads()
+
+    def _loaders(self, overrides: Overrides) -> Loaders:
+        first = overrides.first
+        feeding = None if first is None or first.loader is None else first.loader.number
+        wanted = self.batch_size.wanted
+        self.batch_size.is_by_loader = feeding is not None and wanted is not None
+        return Loaders(self.loop, feeding, wanted)
+
+    def _look(self, model: Any) -> None:
+        """What can be put on the model that is trained first."""
+        if self._inspect is not None and self._possible is None:
+            optimizer = next((one for _, one in self.loop.alive()), None)
+            self._possible = self._inspect(model, optimizer)
+
+    def approximate(self, what: str) -> None:
+        self.observed.approximations.add(what)
+
+    # ---- while the script runs -----------------------------------------------------------------
+
+    def __enter__(self) -> Rehearsal:
+        self.loop.modules.__enter__()
+        self.recorder.current_module = self.loop.modules.current
+        self.recorder.__enter__()
+        self._guard = autocast.guard()
+        self._guard.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._guard.__exit__(*error)
+        self.recorder.__exit__(*error)
+        self.loop.modules.__exit__(*error)
+
+    def _patch_threads(self) -> None:
+        """Dispatch modes are of one thread: each new one enters its own."""
+        original = threading.Thread.run
+        recorder = self.recorder
+
+        def run(thread: Any) -> None:
+            with recorder, autocast.guard():
+                original(thread)
+
+        kind: Any = threading.Thread
+        kind.run = run
+
+    # ---- the answer ----------------------------------------------------------------------------
+
+    def fail(self, error: OomphError) -> NoReturn:
+        self._hand_over((False, error))
+
+    def finish(self) -> NoReturn:
+        try:
+            answer: tuple[bool, Any] = (True, self.answer())
+        except OomphError as error:
+            answer = (False, error)
+        self._hand_over(answer)
+
+    def answer(self) -> Rehearsed:
+        """What was seen. Raises UserCodeError if nothing was trained."""
+        loop = self.loop
+        if not loop.num_backwards:
+            raise UserCodeError(
+                "the script ended and trained nothing",
+                because=f"no backward was seen in {self.recorder.num_ops} ops",
+                attempt="the arguments with which it trains, after --",
+            )
+        self.batch_size.check(loop, self.loaders)
+        if self.batch_size.has_resized:
+            self.approximate(RESIZED)
+        if any(not loop.num_steps[place] for place, _ in loop.alive()):
+            self.approximate(WAITING)
+        if not self.recorder.events:
+            self.approximate(NO_GPU)
+        seen = self.observed.seen(loop, self.loaders.feeding, self.recorder.inventions.records())
+        return Rehearsed(
+            trace=replace(trace_of(loop), doubt=self._doubt),
+            seen=seen,
+            possible=self._possible,
+            files=users_files(self._modules_before),
+        )
+
+    def told(self) -> str:
+        """How far it has come."""
+        loop = self.loop
+        return (
+            f"there were {sum(loop.num_steps.values())} optimizer steps, {loop.num_backwards}"
+            f" backwards and {self.recorder.num_ops} ops so far"
+        )

@@ -1,0 +1,183 @@
+"""Script, PretendedGpu, Overrides -> Trace, Seen: the program run as Python runs it.
+
+In a child of its own: torch is patched for good, and the script may do what it likes with its
+process. What it writes, it writes: whoever starts this keeps it in a sandbox.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import runpy
+import sys
+import threading
+import time
+import traceback
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from oomph.errors import OomphError, UsageError, UserCodeError
+from oomph.records.script import Overrides, PretendedGpu, Script
+from oomph.tracing.script.process import HandOver, in_a_group
+from oomph.tracing.script.users_line import in_words, is_users, users_line
+
+if TYPE_CHECKING:
+    from oomph.tracing.rehearse import Apply
+    from oomph.tracing.script.answers import Rehearsed
+    from oomph.tracing.script.rehearsal import Inspect
+
+LIMIT_S = 600.0
+
+
+def rehearse_script(
+    script: Script,
+    gpu: PretendedGpu,
+    overrides: Overrides,
+    apply: Apply,
+    *,
+    inspect: Inspect | None = None,
+    limit_s: float = LIMIT_S,
+) -> Rehearsed:
+    """Run a script up to its second optimizer step, in a child that is thrown away."""
+    if overrides.micro_batch is not None and overrides.first is None:
+        as_it_is = replace(overrides, micro_batch=None, how=None)
+        first = rehearse_script(script, gpu, as_it_is, apply, limit_s=limit_s).seen
+        overrides = replace(overrides, first=first)
+    found: Rehearsed = in_a_group(
+        lambda hand_over: run_script(
+            script, gpu, overrides, apply, hand_over, inspect=inspect, limit_s=limit_s
+        ),
+        limit_s,
+    )
+    return found
+
+
+def run_script(
+    script: Script,
+    gpu: PretendedGpu,
+    overrides: Overrides,
+    apply: Apply,
+    hand_over: HandOver,
+    *,
+    inspect: Inspect | None = None,
+    limit_s: float = LIMIT_S,
+) -> Rehearsed:
+    """The same in this process, for good. Answers by `hand_over`, or returns at the end."""
+    _as_python_starts(script)
+    from oomph.tracing.script.rehearsal import Rehearsal
+
+    rehearsal = Rehearsal(gpu, overrides, apply, hand_over, inspect)
+    _watch_the_clock(limit_s, rehearsal, hand_over)
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # on a GPU, too, frees follow reference counts; cycles would die at random times
+    with rehearsal:
+        try:
+            _run(script)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                _raise_exit(error, script)
+        except OomphError:
+            raise
+        except BaseException as error:
+            told = explained(error, script)
+            raise rehearsal.batch_size.blamed(told) or told from error
+        return rehearsal.answer()
+
+
+def _as_python_starts(script: Script) -> None:
+    os.chdir(script.directory)
+    if script.path is not None:
+        file = Path(script.path)
+        if not file.is_file():
+            raise UsageError(f"there is no file {script.path!r:.200}", attempt="its path")
+        sys.path.insert(0, str(file.resolve().parent))
+        sys.argv = [script.path, *script.arguments]
+    else:
+        sys.path.insert(0, str(Path.cwd()))
+        sys.argv = ["-m", *script.arguments]
+    _warn_as_python_does()
+
+
+def _warn_as_python_does() -> None:
+    """Whatever this process has set: a warning is no error to the script."""
+    warnings.resetwarnings()
+    hidden = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+    for category in hidden:
+        warnings.simplefilter("ignore", category)
+    warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
+
+
+def _run(script: Script) -> None:
+    if script.path is not None:
+        runpy.run_path(script.path, run_name="__main__")
+    else:
+        assert script.module is not None  # noqa: S101 - one of the two is given
+        runpy.run_module(script.module, run_name="__main__", alter_sys=True)
+
+
+def _raise_exit(error: SystemExit, script: Script) -> NoReturn:
+    place = in_words(_line_of(error))
+    raise UserCodeError(
+        f"the script ended itself at {place}",
+        because=f"exit({error.code!r})"[:300],
+        attempt=f"running `python {script.path or '-m ' + str(script.module)}` by itself",
+    ) from error
+
+
+def explained(error: BaseException, script: Script) -> UserCodeError:
+    """An error of the script's, with its own line."""
+    told = " ".join(str(error).split())[:500]
+    return UserCodeError(
+        f"the script failed at {in_words(_line_of(error))}",
+        because=f"{type(error).__name__}: {told}",
+        attempt=_advice(error, script),
+    )
+
+
+def _advice(error: BaseException, script: Script) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "putting that file where the script looks for it"
+    if isinstance(error, ModuleNotFoundError):
+        return f"pip install {error.name}"
+    if isinstance(error, NotImplementedError) or _is_of_triton(error):
+        return "a stand-in in plain torch for what is called there, or a Workload"
+    return f"running `python {script.path or '-m ' + str(script.module)}` by itself"
+
+
+def _is_of_triton(error: BaseException) -> bool:
+    """A kernel of Triton's finds no GPU to be compiled for."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any("/triton/" in frame.filename for frame in frames)
+
+
+def _line_of(error: BaseException) -> tuple[str, int] | None:
+    if isinstance(error, SyntaxError) and error.filename:
+        return error.filename, error.lineno or 0
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_users(frame.filename)]
+    return (own[-1].filename, own[-1].lineno or 0) if own else None
+
+
+def _watch_the_clock(limit_s: float, rehearsal: Any, hand_over: HandOver) -> None:
+    """A thread that ends a script which does not come to its second step."""
+    main = threading.main_thread().ident
+    deadline = time.monotonic() + limit_s
+
+    def watch() -> None:
+        while time.monotonic() < deadline:
+            time.sleep(min(1.0, max(deadline - time.monotonic(), 0.01)))
+        place = in_words(users_line(sys._current_frames().get(main or 0)))
+        hand_over((False, _too_long(limit_s, place, rehearsal)))
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _too_long(limit_s: float, place: str, rehearsal: Any) -> UserCodeError:
+    return UserCodeError(
+        f"the script made no second optimizer step in {limit_s:.0f} s; it is at {place}",
+        because=f"{rehearsal.told()}",
+        attempt="an option of the script for less data or fewer evaluations, or a Workload",
+    )

@@ -1,0 +1,229 @@
+"""However a script ends, or does not: one answer or one clear error, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oomph.errors import UserCodeError
+from oomph.records.script import Overrides, Script
+from oomph.tracing.script.run import rehearse_script
+from oomph.training import apply
+from tracing.script.rehearsed import GPU, rehearsed
+
+HEAD = """\
+import os, sys, time, torch
+from torch import nn
+model = nn.Linear(8, 4).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+def step():
+    optimizer.zero_grad()
+    model(torch.randn(6, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def refused(directory: Path, text: str, **more: Any) -> str:
+    with pytest.raises(UserCodeError) as caught:
+        rehearsed(directory, HEAD + textwrap.dedent(text), **more)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("step()\nundefined\n", 10, "NameError"),
+        ("open('absent.csv')\n", 9, "absent.csv"),
+        ("import absent_module\n", 9, "pip install absent_module"),
+        ("sys.exit('no data')\n", 9, "exit('no data')"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--x'])\n", 9, "exit(2)"),
+        ("model = nn.Linear(8, 4)\nstep()\n", 7, "cuda:0 and cpu"),
+        ("model(torch.randn(6, 9, device='cuda'))\n", 9, "[6, 9] X [8, 4]"),
+        ("model(torch.randn(6, 8, device='cuda')).numpy()\n", 9, "can't convert cuda:0"),
+        ("input('go on?')\n", 9, "EOF"),
+        ("torch.bincount(model(torch.randn(6, 8).cuda()).argmax(1))\n", 9, "do not exist here"),
+    ],
+)
+def test_an_error_of_the_script_names_its_line(
+    tmp_path: Path, text: str, line: int, why: str
+) -> None:
+    told = refused(tmp_path, text)
+    assert f"train.py:{line}" in told
+    assert why in told
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("torch.multiprocessing.spawn(print, nprocs=2)", "starts 2 processes"),
+        ("torch.distributed.init_process_group('nccl', rank=0, world_size=4)", "group of 4"),
+        (
+            "from torch.utils.cpp_extension import load\nload(name='kernels', sources=['k.cu'])",
+            "the extension 'kernels'",
+        ),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_refused_even_if_the_script_swallows_it(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    swallowed = f"try:\n{textwrap.indent(text, '    ')}\nexcept BaseException: pass\n"
+    told = refused(tmp_path, swallowed)
+    assert why in told
+    assert "train.py:1" in told  # line 10 or 11
+
+
+def test_a_script_that_trains_nothing_is_an_error(tmp_path: Path) -> None:
+    assert "trained nothing" in refused(tmp_path, "print(model(torch.zeros(1, 8).cuda()))\n")
+
+
+def test_a_script_that_never_steps_is_ended_and_its_line_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HEAD + "while True:\n    time.sleep(0.01)\n")
+    script = Script(path="train.py", directory=str(tmp_path))
+    with pytest.raises(UserCodeError, match=r"no second optimizer step.*train\.py:(9|10)"):
+        rehearse_script(script, GPU, Overrides(), apply, limit_s=4)
+
+
+def test_nobody_can_swallow_the_end_and_nothing_runs_after_it(tmp_path: Path) -> None:
+    _, seen = rehearsed(
+        tmp_path,
+        HEAD
+        + textwrap.dedent("""\
+        import atexit
+        atexit.register(lambda: open("atexit.txt", "w"))
+        while True:
+            try:
+                step()
+            except BaseException:
+                open("swallowed.txt", "w")
+            finally:
+                open("finally.txt", "a").write("x")
+        """),
+    )
+    assert seen.num_optimizer_steps == 2
+    assert not (tmp_path / "atexit.txt").exists()
+    assert not (tmp_path / "swallowed.txt").exists()
+    assert (tmp_path / "finally.txt").read_text() == "x"  # after the first step only
+
+
+def test_processes_that_a_script_has_started_end_with_it(tmp_path: Path) -> None:
+    rehearsed(
+        tmp_path,
+        HEAD
+        + textwrap.dedent("""\
+        child = os.fork()
+        if child == 0:
+            time.sleep(3600)
+        open("child.txt", "w").write(str(child))
+        step(); step()
+        """),
+    )
+    child = int((tmp_path / "child.txt").read_text())
+    assert _ends(child)
+
+
+def _ends(pid: int) -> bool:
+    """It is killed; the kernel may need a moment."""
+    for _ in range(600):
+        if not _is_running(pid):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _is_running(pid: int) -> bool:
+    """A zombie that nobody has waited for yet does not run."""
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return state != "Z"
+
+
+def test_a_script_that_ends_after_one_step_has_stepped(tmp_path: Path) -> None:
+    trace, seen = rehearsed(tmp_path, HEAD + "step()\nsys.exit(0)\n")
+    assert seen.has_stepped
+    assert seen.num_optimizer_steps == 1
+    assert trace.micro_batch == 6
+
+
+def test_a_script_that_ends_before_a_step_gives_a_lower_bound(tmp_path: Path) -> None:
+    _, seen = rehearsed(tmp_path, HEAD + "model(torch.randn(2, 8).cuda()).sum().backward()\n")
+    assert not seen.has_stepped
+
+
+def test_a_script_that_stays_on_the_host_says_so(tmp_path: Path) -> None:
+    text = HEAD.replace(".cuda()", "").replace(', device="cuda"', "") + "step(); step()\n"
+    trace, seen = rehearsed(tmp_path, text)
+    assert "the script put nothing on the GPU" in seen.approximations
+    assert list(trace.events) == []
+
+
+def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("VALUE = 7\n")
+    (tmp_path / "data.txt").write_text("data")
+    _, seen = rehearsed(
+        tmp_path,
+        HEAD
+        + textwrap.dedent("""\
+        import beside, __main__
+        assert beside.VALUE == 7 and open("data.txt").read() == "data"
+        assert __name__ == "__main__" and __main__.model is model
+        assert sys.argv[0] == __file__ and sys.argv[1:] == ["--epochs", "3"]
+        assert sys.path[0] == os.path.dirname(__file__) and os.isatty(0)
+        if __name__ == "__main__":
+            step(); step()
+        """),
+        "--epochs",
+        "3",
+    )
+    assert seen.num_optimizer_steps == 2
+
+
+def test_a_module_of_a_package_runs_as_python_runs_it(tmp_path: Path) -> None:
+    package = tmp_path / "trainer"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sizes.py").write_text("WIDTH = 8\n")
+    more = "from .sizes import WIDTH\nassert sys.argv[1:] == ['x']\nstep(); step()\n"
+    (package / "train.py").write_text(HEAD + more)
+    script = Script(module="trainer.train", arguments=("x",), directory=str(tmp_path))
+    seen = rehearse_script(script, GPU, Overrides(), apply).seen
+    assert seen.micro_batch == 6
+
+
+def test_lines_that_read_what_does_not_exist_are_counted(tmp_path: Path) -> None:
+    _, seen = rehearsed(
+        tmp_path,
+        HEAD
+        + textwrap.dedent("""\
+        for _ in range(3):
+            out = model(torch.randn(6, 8, device="cuda"))
+            if out.mean() > 0: print("positive")
+            assert torch.isfinite(out).all() and not torch.isnan(out).any()
+            labels = torch.tensor([1, 2], device="cuda").sum().item()
+            print(f"{out.mean():.2f}")
+            step()
+        """),
+    )
+    found = {(each.line, each.what): each.count for each in seen.invented}
+    assert found == {
+        (11, "False"): 2,
+        (12, "True"): 2,
+        (12, "False"): 2,
+        (14, "1.0"): 2,
+    }
+
+
+def test_a_process_whose_torch_has_computed_on_threads_can_ask(tmp_path: Path) -> None:
+    one = torch.randn(2000, 2000)
+    _ = one @ one
+    text = HEAD + "torch.set_num_threads(8)\ntorch.randn(2000, 2000) @ torch.randn(2000, 2000)\n"
+    _, seen = rehearsed(tmp_path, text + "step(); step()\n")
+    assert seen.num_optimizer_steps == 2
