@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oomph.errors import OomphError as OomphError
+    from oomph.records.script import Script as Script
     from oomph.records.workload import Workload as Workload
     from oomph.verbs import gpu_utilisation as gpu_utilisation
     from oomph.verbs import gpus as gpus
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "OomphError": ("oomph.errors", "OomphError"),
+    "Script": ("oomph.records.script", "Script"),
     "Workload": ("oomph.records.workload", "Workload"),
     "gpu_utilisation": ("oomph.verbs", "gpu_utilisation"),
     "gpu_utilization": ("oomph.verbs", "gpu_utilisation"),
@@ -41,6 +43,7 @@ _HOMES = {
 
 __all__ = [
     "OomphError",
+    "Script",
     "Workload",
     "__version__",
     "gpu_utilisation",

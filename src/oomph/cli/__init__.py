@@ -63,7 +63,11 @@ def _run(arguments: Sequence[str] | None) -> int:
         import argcomplete
 
         argcomplete.autocomplete(parser)
+    arguments, of_script = _split(arguments)
     options, unknown = parser.parse_known_args(arguments)
+    options.of_script = of_script
+    if of_script and not getattr(options, "takes_script", False):
+        unknown = [*unknown, "--", *of_script]
     if unknown:
         # Asked of the verb's own parser, which knows what else might have been meant.
         options.parser.unknown(unknown)
@@ -75,6 +79,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     code: int = options.run(options)
     sys.stdout.flush()
     return code
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Ours, and after `--` those of the script."""
+    if "--" not in arguments:
+        return list(arguments), []
+    at = arguments.index("--")
+    return list(arguments[:at]), list(arguments[at + 1 :])
 
 
 def _refuse_unknown_verb(arguments: Sequence[str]) -> None:

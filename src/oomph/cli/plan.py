@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from oomph.cli.arguments import add_workload_and_gpu, positive
+from oomph.cli.arguments import add_workload_and_gpu, positive, what_to_train
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oomph.records.plan import Plans
+    from oomph.records.script import Script, ScriptChanges
 
 DESCRIPTION = """\
 Find every way to train a model that fits on a GPU: micro-batch, precision,
@@ -21,6 +22,7 @@ nothing that changes training is done without --allow."""
 
 EXAMPLES = """\
 examples:
+  oomph plan train.py --gpu a100-40gb -- --config base.yaml
   oomph plan train.py:workload --gpu v100-16gb
   oomph plan train.py:workload --gpu rtx4090 --prefer memory --html plan.html
   oomph plan train.py:workload --gpu a100-40gb --max-gpus 4 --allow lora
@@ -63,6 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what decides between plans that fit (default: balance)",
     )
     parser.add_argument("-o", metavar="PLAN.JSON", help="write the recommended plan")
+    parser.add_argument(
+        "--diff",
+        action="store_true",
+        help="print what to change in the script, and change nothing",
+    )
     parser.add_argument("--html", metavar="PLAN.HTML", help="write a page that draws the plans")
 
 
@@ -78,14 +85,17 @@ def run(options: argparse.Namespace) -> int:
         prefer=options.prefer,
         target_ratio=options.target_memory,
     )
+    trained = what_to_train(options)
+    _check_diff(options, trained)
     try:
         drawn = plan_and_draw(
-            options.workload,
+            trained,
             asked,
             gpu=options.gpu,
             gpu_memory=options.gpu_memory,
             say=_say,
             draws=bool(options.html),
+            unprotected=options.unprotected,
         )
     finally:
         _say("")  # an error, too, begins on a line of its own
@@ -97,7 +107,29 @@ def run(options: argparse.Namespace) -> int:
     if options.o and plans.best is not None:
         save_plan(plans.best, options.o)
     _print(plans, as_json=options.json)
+    if options.diff:
+        _print_changes(drawn.changes)
     return _exit_code(plans)
+
+
+def _check_diff(options: argparse.Namespace, trained: str | Script) -> None:
+    from oomph.errors import UsageError
+
+    if options.diff and (options.json or isinstance(trained, str)):
+        raise UsageError(
+            "--diff is for a script, and on the terminal",
+            because="a workload says what is trained, and not in which lines"
+            if isinstance(trained, str)
+            else "--json prints one object",
+            attempt="oomph plan train.py --gpu v100-16gb --diff",
+        )
+
+
+def _print_changes(changes: ScriptChanges | None) -> None:
+    from oomph.showing.script import print_changes
+
+    if changes is not None:
+        print_changes(changes)
 
 
 def _print(plans: Plans, *, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from oomph.cli.arguments import add_workload_and_gpu, positive
+from oomph.cli.arguments import add_workload_and_gpu, positive, what_to_train
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -18,6 +18,8 @@ is trained, and no memory of the model's size is used."""
 
 EXAMPLES = """\
 examples:
+  oomph predict train.py --gpu rtx4090 -- --epochs 3
+  oomph predict -m package.train --gpu a100-40gb --micro-batch 8 -- --config base.yaml
   oomph predict train.py:workload --gpu v100-16gb
   oomph predict train.py:workload --gpu rtx4090 --micro-batch 4 --precision bf16
   oomph predict train.py:workload --gpu-memory 12GiB --checkpointing blocks
@@ -25,7 +27,9 @@ examples:
     --measured-step 0.45s --measured-with micro-batch=4,precision=fp32
   oomph predict train.py:workload --gpu a100-80gb --gpus 8 --sharding fsdp
 
-train.py has, under that name, an oomph.Workload or a function that returns one.
+A script runs as it is, up to its second optimizer step, in a sandbox; after --
+come its own arguments. With :NAME, train.py has under that name an
+oomph.Workload or a function that returns one.
 
 exit codes: 0 it fits; 1 it does not; 2 a wrong flag, or an error in your code;
 3 uncertain; 4 a file that cannot be read."""
@@ -40,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--micro-batch",
         type=positive,
         metavar="N",
-        help="examples at a time (default: the whole batch of the workload)",
+        help="examples at a time (default: the whole batch of the workload, or the script's)",
     )
     parser.add_argument(
         "--precision",
         choices=_PRECISIONS,
-        default="fp32",
-        help="fp16 and bf16 are autocast; pure-bf16 has the weights in it too (default: fp32)",
+        help="fp16 and bf16 are autocast; pure-bf16 has the weights in it too (default: fp32, or"
+        " what the script has)",
     )
     parser.add_argument(
         "--checkpointing",
@@ -129,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
     from oomph import verbs
 
     prediction = verbs.predict(
-        options.workload,
+        what_to_train(options),
         gpu=options.gpu,
         gpu_memory=options.gpu_memory,
         micro_batch=options.micro_batch,
@@ -146,6 +150,7 @@ def run(options: argparse.Namespace) -> int:
         offload=options.offload,
         adapters=options.adapters,
         expandable_segments=options.expandable_segments,
+        unprotected=options.unprotected,
         say=_say,
     )
     if options.json:

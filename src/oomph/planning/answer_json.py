@@ -25,6 +25,7 @@ def as_answer(plans: Plans) -> dict[str, Any]:
         "caveats": list(plans.caveats),
         "num_candidates": plans.num_candidates,
         "largest_micro_batch": plans.largest_micro_batch,
+        "seen": to_jsonable(plans.seen),
     }
 
 

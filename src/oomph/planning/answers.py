@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from oomph.planning.planned import Planned
 from oomph.planning.planner import stability_of, tricks_of
-from oomph.planning.tricks import levers_of
+from oomph.planning.tricks import levers_beyond
 from oomph.records.plan import Plan, Preference, Shortfall, Trick
 from oomph.records.prediction import Prediction
 from oomph.records.workload import Variant
@@ -27,6 +27,7 @@ class Facts:
     as_is: Prediction
     fastest_s: float  # of all ways, on a GPU of infinite memory
     changing: frozenset[str]  # tricks that change this model's training, though not that of others
+    own: frozenset[str]  # tricks that are on as it was given
     prefer: Preference
     batch_norm_names: tuple[str, ...]
     has_dropout: bool
@@ -47,8 +48,10 @@ def plan_of(
         workload=facts.workload,
         variant=variant,
         prediction=prediction,
-        tricks=(*tricks_of(variant, facts.changing), *other_batch),
-        stability="changes" if is_other_batch else stability_of(levers_of(variant), facts.changing),
+        tricks=(*tricks_of(variant, facts.changing, facts.own), *other_batch),
+        stability="changes"
+        if is_other_batch
+        else stability_of(levers_beyond(facts.own, variant), facts.changing),
         relative_time=None if seconds is None else seconds / ratio / facts.fastest_s,
         recommended=False,
         why="",

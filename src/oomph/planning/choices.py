@@ -5,8 +5,8 @@ A way keeps the batch: micro-batch x accumulation x GPUs is it, for each of them
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -38,6 +38,8 @@ class Question:
     max_gpus: int = 1
     allow: frozenset[str] = frozenset()
     forbid: frozenset[str] = frozenset()
+    refused: Mapping[str, str] = field(default_factory=dict)  # tricks that cannot be, and why
+    precision: Precision = "fp32"  # as it was given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class Choices:
     may_accumulate: bool
     has_batch_norm: bool  # which sees a part of the batch, where it is split
     rejected: tuple[Rejected, ...]
+    own: frozenset[str] = frozenset()  # tricks that are on as it was given
     least_micro_batch: int = 1
     other_batch_sizes: tuple[int, ...] = ()  # that may be trained with instead
 
@@ -95,6 +98,7 @@ def choices_for(question: Question, checkpointings: Sequence[str]) -> Choices:
         may_accumulate=chooser.may_accumulate(),
         has_batch_norm=bool(question.possible.batch_norm_names),
         other_batch_sizes=chooser.other_batch_sizes(),
+        own=frozenset({question.precision} - {"fp32"}),
         rejected=tuple(chooser.rejected),
     )
 
@@ -193,6 +197,8 @@ class _Chooser:
         """Whether a trick may be used; if not, why is noted."""
         if name in self.question.forbid:
             why: str | None = "forbidden"
+        elif name in self.question.refused:
+            why = self.question.refused[name]
         elif unless is not None:
             why = unless
         elif name in NEED_CONSENT and name not in self.question.allow:
@@ -207,6 +213,9 @@ class _Chooser:
         return (False, True) if self.may(name) else (False,)
 
     def precisions(self) -> tuple[Precision, ...]:
+        own = self.question.precision
+        if own != "fp32":
+            return (own,)
         has_bf16 = self.question.capability >= _BF16_SINCE
         lacks = None if has_bf16 else "this GPU has no tensor cores for it"
         found: list[Precision] = ["fp32"]

@@ -20,7 +20,7 @@ from oomph.planning.search import (
     find_best,
     find_front,
 )
-from oomph.planning.tricks import Lever, levers_of
+from oomph.planning.tricks import Lever, levers_beyond
 from oomph.records.plan import Preference, Stability, Trick
 from oomph.records.workload import Variant
 
@@ -68,7 +68,7 @@ def search(
     """
     changing = _changed_by_part_of_the_batch(choices)
     candidates = [
-        _candidate(variant, known, changing, choices.batch_size)
+        _candidate(variant, known, changing, choices)
         for variant in (variants(choices) if every is None else every)
         if known.is_known(variant)
     ]
@@ -129,9 +129,10 @@ def varied(
 
 
 def _candidate(
-    variant: Variant, known: Known, changing: frozenset[str], batch_size: int
+    variant: Variant, known: Known, changing: frozenset[str], choices: Choices
 ) -> Candidate:
-    levers, seconds = levers_of(variant), known.seconds(variant)
+    levers, seconds = levers_beyond(choices.own, variant), known.seconds(variant)
+    batch_size = choices.batch_size
     is_other_batch = variant.batch_size != batch_size
     return Candidate(
         variant=variant,
@@ -157,8 +158,12 @@ def stability_of(levers: Sequence[Lever], changing: frozenset[str] = frozenset()
     return max(kept, key=STABILITIES.index, default="same")
 
 
-def tricks_of(variant: Variant, changing: frozenset[str] = frozenset()) -> tuple[Trick, ...]:
+def tricks_of(
+    variant: Variant,
+    changing: frozenset[str] = frozenset(),
+    own: frozenset[str] = frozenset(),
+) -> tuple[Trick, ...]:
     return tuple(
         lever.as_set(variant, "changes" if lever.name in changing else None)
-        for lever in levers_of(variant)
+        for lever in levers_beyond(own, variant)
     )

@@ -238,6 +238,11 @@ def levers_of(variant: Variant) -> tuple[Lever, ...]:
     return _levers_of(variant.accumulation > 1, _SETTINGS(variant))
 
 
+def levers_beyond(own: frozenset[str], variant: Variant) -> tuple[Lever, ...]:
+    """The levers that are on, but for those that were on from the beginning."""
+    return tuple(lever for lever in levers_of(variant) if lever.name not in own)
+
+
 @functools.lru_cache(maxsize=4096)
 def _levers_of(accumulates: bool, settings: tuple[Any, ...]) -> tuple[Lever, ...]:
     """What a variant has on whatever its micro-batch is: a planner asks hundreds of times."""

@@ -33,6 +33,10 @@ def print_plans(plans: Plans) -> None:
         print_prose(console, f"- {caveat}")
     _print_rejected(console, plans.rejected)
     print_prose(console, f"{plans.num_candidates} ways to train were compared.", "dim")
+    if plans.seen is not None:
+        from oomph.showing.script import print_seen
+
+        print_seen(console, plans.seen)
 
 
 def _print_as_is(console: Console, plans: Plans) -> None:
@@ -46,10 +50,16 @@ def _print_as_is(console: Console, plans: Plans) -> None:
     style = {"yes": "bold green", "no": "bold red", "uncertain": "bold yellow"}[plans.fits_as_is]
     print_prose(
         console,
-        f"{plans.workload} {said} on {plans.gpu}: a batch of {plans.batch_size} at once needs"
-        f" {needs}{_room(plans)}",
+        f"{plans.workload} {said} on {plans.gpu}: {_batch(plans)} needs {needs}{_room(plans)}",
         style,
     )
+
+
+def _batch(plans: Plans) -> str:
+    given = plans.as_is.variant
+    if given.accumulation == 1:
+        return f"a batch of {plans.batch_size} at once"
+    return f"a batch of {plans.batch_size} as {given.micro_batch} x {given.accumulation}"
 
 
 def _room(plans: Plans) -> str:

@@ -53,6 +53,10 @@ def print_prediction(prediction: Prediction) -> None:
         )
     for note in prediction.notes:
         print_prose(console, f"assumed: {note}", "dim")
+    if prediction.seen is not None:
+        from oomph.showing.script import print_seen
+
+        print_seen(console, prediction.seen)
 
 
 def _verdict(prediction: Prediction) -> str:

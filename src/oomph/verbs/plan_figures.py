@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from oomph.records.prediction import Prediction, Verdict
     from oomph.records.trace import Trace
     from oomph.records.workload import Variant
-    from oomph.tracing.many import Rehearser
-    from oomph.verbs.rehearsals import Asked, Rehearsed
+    from oomph.verbs.rehearsals import Asked, Rehearsed, Rehearser
     from oomph.verbs.targets import Target
 
 
@@ -126,7 +125,7 @@ class Figures:
     def predicted(self, variant: Variant, *, is_exact: bool) -> Prediction:
         """By a rehearsal of the very variant, or by what was rehearsed of its parts."""
         from oomph.predicting.assembly import assemble_weights, bus_bytes
-        from oomph.verbs.predictions import step_time
+        from oomph.verbs.step_times import step_time
 
         weights, work, host_bytes = self._weights(variant, is_exact=is_exact)
         found = assemble_weights(
@@ -224,4 +223,7 @@ def _exact_key(variant: Variant) -> Variant:
 def _as_given(asked: Asked, rehearsed: Rehearsed) -> Variant:
     from oomph.records.workload import Variant
 
-    return Variant(micro_batch=asked.batch_size or rehearsed.batch_size)
+    given = rehearsed.given or Variant(micro_batch=rehearsed.batch_size)
+    if asked.batch_size in (None, rehearsed.batch_size):
+        return given
+    return replace(given, micro_batch=asked.batch_size, accumulation=1)

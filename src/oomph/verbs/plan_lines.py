@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from oomph.predicting.ways import Family, Ways
     from oomph.records.catalog import GpuModel
     from oomph.records.workload import Variant
-    from oomph.tracing.many import Rehearser
-    from oomph.verbs.rehearsals import Rehearsed
+    from oomph.verbs.rehearsals import Rehearsed, Rehearser
 
 # A rehearsal may be so far off the line, as a share of its peak: some workspaces grow in steps. It
 # is a fifth of what the error bar has for reasons without a name. Judgement.

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from oomph.predicting.ways import Family
     from oomph.records.plan import Plans, Timeline
     from oomph.records.prediction import Prediction
+    from oomph.records.script import ScriptChanges
     from oomph.records.workload import Variant
-    from oomph.tracing.many import Rehearser
-    from oomph.verbs.rehearsals import Asked, Rehearsed
+    from oomph.verbs.rehearsals import Asked, Rehearsed, Rehearser
     from oomph.verbs.targets import Target
 
 _MOST_SHOWN = 5  # plans
@@ -32,6 +32,7 @@ class Drawn:
     plans: Plans
     timelines: tuple[Timeline, ...] = ()  # of each plan, where they are to be drawn
     code: tuple[str, ...] = ()  # a training loop for each plan, as well
+    changes: ScriptChanges | None = None  # of a script, for the best plan
 
 
 class Search:

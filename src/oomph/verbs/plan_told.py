@@ -71,6 +71,7 @@ def _facts(workload: str, asked: Asked, figures: Figures, searched: Searched) ->
         as_is=figures.as_is,
         fastest_s=searched.found.fastest_s,
         changing=searched.found.changing,
+        own=searched.choices.own,
         prefer=asked.prefer,
         batch_norm_names=possible.batch_norm_names,
         has_dropout=possible.has_dropout,
@@ -94,7 +95,26 @@ def _not_compared(figures: Figures, searched: Searched) -> list[Rejected]:
                 why=f"the model's {_NO_LINE}: each that is compared was rehearsed itself",
             )
         ]
-    return [*_skipped(searched), *_without_a_line(figures, searched.compared)]
+    return [
+        *_skipped(searched),
+        *_without_a_line(figures, searched.compared),
+        *_not_borne(figures, searched.compared),
+    ]
+
+
+def _not_borne(figures: Figures, compared: Sequence[Variant]) -> list[Rejected]:
+    """What the script fails with."""
+    from oomph.predicting.ways import family_of, step_of
+    from oomph.records.plan import Rejected
+    from oomph.verbs.rehearsals import in_words
+
+    failed = figures.rehearsed.failed
+    found: dict[str, str] = {}
+    for variant in compared:
+        why = failed.get(family_of(variant)) or failed.get(step_of(variant))
+        if why is not None:
+            found.setdefault(why, in_words(variant))
+    return [Rejected(what=what, why=why) for why, what in found.items()]
 
 
 def _skipped(searched: Searched) -> list[Rejected]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from oomph.planning.planned import Planned
     from oomph.records.plan import Plan, Plans, Preference
+    from oomph.records.script import Script
     from oomph.records.workload import Workload
     from oomph.verbs.plan_search import Drawn
     from oomph.verbs.rehearsals import Asked
@@ -22,7 +23,7 @@ _MOST_TIB = 100  # of a GPU's memory: the largest of 2025 has 288 GB
 
 
 def plan(
-    workload: Workload | str,
+    workload: Workload | Script | str,
     *,
     gpu: str | None = None,
     gpu_memory: int | str | None = None,
@@ -32,6 +33,7 @@ def plan(
     forbid: Sequence[str] = (),
     target_memory: float = 1.0,
     prefer: Preference = "balance",
+    unprotected: bool = False,
     say: Say | None = None,
 ) -> Plans:
     """The ways to train a workload that fit on a GPU, the best first, and what each costs.
@@ -39,6 +41,8 @@ def plan(
     The batch is kept: micro-batch x accumulation x GPUs is it, in every plan. What changes
     training is considered only where `allow` names it; `forbid` names tricks to leave out.
     `target_memory` is the share of the GPU that may be used. `say` is told what goes on.
+    A script (its path, or a Script with its arguments) is rehearsed as it is, in a sandbox;
+    `unprotected` lets it run where there can be none.
     """
     from oomph.verbs.rehearsals import Asked
 
@@ -50,32 +54,50 @@ def plan(
         prefer=prefer,
         target_ratio=target_memory,
     )
-    drawn = plan_and_draw(workload, asked, gpu=gpu, gpu_memory=gpu_memory, say=say, draws=False)
+    drawn = plan_and_draw(
+        workload,
+        asked,
+        gpu=gpu,
+        gpu_memory=gpu_memory,
+        say=say,
+        draws=False,
+        unprotected=unprotected,
+    )
     return drawn.plans
 
 
 def plan_and_draw(
-    workload: Workload | str,
+    workload: Workload | Script | str,
     asked: Asked,
     *,
     gpu: str | None = None,
     gpu_memory: int | str | None = None,
     say: Say | None = None,
     draws: bool = True,
+    unprotected: bool = False,
 ) -> Drawn:
     """The plans, with the timelines of their memory if they are to be drawn."""
     _check(asked)
+    from oomph.records.script import Script
     from oomph.tracing import traces
     from oomph.tracing.many import with_rehearser
     from oomph.training import apply
     from oomph.verbs import kept_rehearsals
     from oomph.verbs.plan_lines import Unrehearsed
     from oomph.verbs.plan_search import Search
-    from oomph.verbs.predictions import find_place
+    from oomph.verbs.predictions import as_script, find_place
     from oomph.verbs.targets import find_target
 
     target = find_target(gpu, gpu_memory)
     _check_memory(target)
+    script = as_script(workload)
+    if script is not None:
+        from oomph.verbs.script_plans import plan_script
+
+        return plan_script(
+            script, asked, target, say or (lambda _: None), draws=draws, is_unprotected=unprotected
+        )
+    assert not isinstance(workload, Script)  # noqa: S101 - as_script has taken those
     place = find_place(workload)
     capability = traces.kind_of(target.capability)
     name = workload if isinstance(workload, str) else "workload"

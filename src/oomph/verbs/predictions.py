@@ -8,24 +8,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
-    from oomph.predicting.rates import MatmulPrecision
     from oomph.predicting.speed import StepTime
-    from oomph.predicting.work import Work
-    from oomph.records.catalog import GpuModel
     from oomph.records.prediction import Prediction, StepFrom
-    from oomph.records.trace import Op, Trace
+    from oomph.records.script import Script
+    from oomph.records.trace import Trace
     from oomph.records.workload import Adapters, Attention, Loss, Precision, Variant, Workload
     from oomph.tracing.traces import Traced, Wish
     from oomph.verbs.targets import Ready, Target
 
 
 def predict(
-    workload: Workload | str,
+    workload: Workload | Script | str,
     *,
     gpu: str | None = None,
     gpu_memory: int | str | None = None,
     micro_batch: int | None = None,
-    precision: Precision = "fp32",
+    precision: Precision | None = None,
     checkpointing: str = "none",
     optimizer: str = "as-is",
     attention: Attention = "as-is",
@@ -40,11 +38,15 @@ def predict(
     measured_checkpointing: str | None = None,
     num_gpus: int = 1,
     sharding: str | None = None,
+    unprotected: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Prediction:
     """What a training step will take on a GPU that need not be here.
 
-    `workload` is a Workload, or the place of one: "train.py:workload". `checkpointing` is "none",
+    `workload` is a Workload, or the place of one: "train.py:workload"; or a script as it is: its
+    path, or a Script with its arguments. A script runs in a sandbox, up to its second optimizer
+    step; `unprotected` lets it run where there can be none. `precision` is by default that of the
+    script, and "fp32" of a workload. `checkpointing` is "none",
     "blocks" (every block is recomputed), "every-2" (every second), "blocks:0,3" (the first and the
     fourth) or "selective" (what is cheap to recompute). `optimizer` is "as-is", the user's own as
     "fused", "foreach" or "for-loop", or with state in "8-bit", or another: "adafactor", "sgd".
@@ -65,6 +67,7 @@ def predict(
     from dataclasses import replace
 
     from oomph.records.checkpointing import check_checkpointing
+    from oomph.records.script import Script
     from oomph.records.sharding import check_sharding
     from oomph.records.workload import check_optimizer
     from oomph.tracing.traces import Wish
@@ -73,9 +76,10 @@ def predict(
     offload = (offload,) if isinstance(offload, str) else tuple(offload)
     _check_tricks(attention, loss, adapters, offload)
     target = find_target(gpu, gpu_memory)
+    script = as_script(workload)
     wish = Wish(
         micro_batch=micro_batch,
-        precision=precision,
+        precision=precision or "fp32",
         checkpointing=check_checkpointing(checkpointing),
         optimizer=check_optimizer(optimizer),
         attention=attention,
@@ -90,12 +94,26 @@ def predict(
     like = replace(
         wish,
         micro_batch=measured_micro_batch or micro_batch,
-        precision=measured_precision or precision,
+        precision=measured_precision or wish.precision,
         checkpointing=check_checkpointing(measured_checkpointing or checkpointing),
     )
     described = (measured_micro_batch, measured_precision, measured_checkpointing)
     _check_measured_step(measured_step_s, described, is_named=gpu is not None)
     measured = None if measured_step_s is None else (like, measured_step_s)
+    if script is not None:
+        from oomph.verbs.script_predictions import predict_script
+
+        _refuse_measured_step(measured)
+        return predict_script(
+            script,
+            target,
+            wish,
+            has_own_precision=precision is None,
+            expandable_segments=expandable_segments,
+            say=say or _say_nothing,
+            is_unprotected=unprotected,
+        )
+    assert not isinstance(workload, Script)  # noqa: S101 - as_script has taken those
     asked = _Asked(find_place(workload), target, expandable_segments, measured)
     return asked.predict(wish, say or _say_nothing)
 
@@ -123,6 +141,7 @@ class _Asked(NamedTuple):
         from oomph.predicting.allocator_settings import AllocatorSettings
         from oomph.predicting.communication import assumptions
         from oomph.tracing.traces import kind_of
+        from oomph.verbs.step_times import step_time
 
         capability = kind_of(self.target.capability)
         notes: list[str] = []
@@ -193,6 +212,30 @@ def _traced(
     return found
 
 
+def as_script(workload: Workload | Script | str) -> Script | None:
+    """The script that is meant; None: it is a workload."""
+    from pathlib import Path
+
+    from oomph.records.script import Script
+
+    if isinstance(workload, Script):
+        return workload
+    if isinstance(workload, str) and Path(workload).is_file():
+        return Script(path=workload, directory=str(Path.cwd()))
+    return None
+
+
+def _refuse_measured_step(measured: object) -> None:
+    from oomph.errors import UsageError
+
+    if measured is not None:
+        raise UsageError(
+            "a measured step cannot be held against a script yet",
+            because="the step that was measured would have to be rehearsed as well",
+            attempt="a Workload, or the prediction without --measured-step",
+        )
+
+
 def find_place(workload: Workload | str) -> Workload | tuple[Path, str]:
     from oomph.tracing import loading
 
@@ -222,19 +265,6 @@ def _is_alike(told: Trace, seen: Trace) -> bool:
 
     seen_bytes = find_peak(seen).live_bytes
     return abs(find_peak(told).live_bytes - seen_bytes) <= OFF_RATIO * seen_bytes
-
-
-def step_time(work: Sequence[Op] | Work, variant: Variant, model: GpuModel) -> StepTime | None:
-    from oomph.predicting import speed
-
-    precision: MatmulPrecision = "tf32" if variant.precision == "tf32" else "fp32"
-    return speed.estimate(
-        work,
-        model,
-        matmul_precision=precision,
-        num_gpus=variant.num_gpus,
-        num_micro_steps=variant.accumulation,
-    )
 
 
 def _check_measured_step(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from oomph.errors import OomphError
     from oomph.planning.choices import Choices
     from oomph.predicting.footprint import Footprint
     from oomph.predicting.ways import Family, Step
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from oomph.records.possible import Possible
     from oomph.records.trace import Op, Trace
     from oomph.records.workload import Variant
-    from oomph.tracing.many import Rehearser
 
     Say = Callable[[str], None]
 
@@ -38,6 +39,23 @@ class Asked:
     target_ratio: float = 1.0  # of what CUDA can have of the GPU
 
 
+class Rehearser(Protocol):
+    """Whoever can train a workload or a script in any variant, without training it."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def clips_gradients(self) -> bool: ...
+    @property
+    def files(self) -> tuple[str, ...]: ...
+    @property
+    def given(self) -> Variant | None: ...
+    @property
+    def refused(self) -> Mapping[str, str]: ...
+    def look(self, inspect: Callable[[Any, Any], Possible]) -> Possible: ...
+    def trace(self, variant: Variant, *, is_step_alone: bool = False) -> Trace: ...
+
+
 @dataclass(kw_only=True)
 class Rehearsed:
     """What is known of a workload. Families and steps are added as they are needed."""
@@ -56,6 +74,11 @@ class Rehearsed:
     replays: dict[str, int] = field(default_factory=dict)
     weighed: dict[str, Weighed] = field(default_factory=dict)  # predictions, the card aside
     doubt: str | None = None  # about rehearsals on this torch
+    failed: dict[Family | Step, str] = field(default_factory=dict)  # what a script does not bear
+    given: Variant | None = None  # how a script trains by itself
+    refused: Mapping[str, str] = field(
+        default_factory=dict
+    )  # tricks that cannot be put on, and why
     has_convolutions: bool = False
 
 
@@ -73,6 +96,8 @@ def choices_of(
         max_gpus=asked.max_gpus,
         allow=asked.allow,
         forbid=asked.forbid,
+        refused=rehearsed.refused,
+        precision="fp32" if rehearsed.given is None else rehearsed.given.precision,
     )
     found = choices_for(question, ("selective", "blocks"))
     return replace(found, least_micro_batch=min(least_micro_batch, question.batch_size))
@@ -84,13 +109,15 @@ def first_look(rehearser: Rehearser) -> Rehearsed:
     from oomph.records.workload import Variant
     from oomph.training.possible import possible
 
-    workload = rehearser.workload
-    found = rehearser.look(possible)
-    trace = rehearser.trace(Variant(micro_batch=2, accumulation=2))
+    found, given = rehearser.look(possible), rehearser.given
+    small = Variant(micro_batch=2, accumulation=2)
+    trace = rehearser.trace(small if given is None else replace(small, precision=given.precision))
     return Rehearsed(
         possible=found,
-        batch_size=workload.batch_size,
-        clips_gradients=workload.clip_grad_norm is not None,
+        batch_size=rehearser.batch_size,
+        clips_gradients=rehearser.clips_gradients,
+        given=given,
+        refused=rehearser.refused,
         costs=block_costs(trace, found.block_names, _seconds),
         torch_version=trace.torch_version,
         notes=trace.notes,
@@ -115,18 +142,37 @@ def complete(
     for family, variant in families.items():
         number += 1
         say(f"rehearsing {number} of {of}: {in_words(variant)}")
-        found = family_like(family, rehearsed.families) or _footprint(rehearser, variant)
-        if found is None:
-            rehearsed.not_affine.add(family)
-        else:
-            rehearsed.families[family] = found
+        with _what_fails(rehearsed, family):
+            found = family_like(family, rehearsed.families) or _footprint(rehearser, variant)
+            if found is None:
+                rehearsed.not_affine.add(family)
+            else:
+                rehearsed.families[family] = found
         _forget_what_torch_holds()
     for step, variant in steps.items():
         number += 1
         say(f"rehearsing {number} of {of}: {in_words(variant)}")
-        known = step_like(step, rehearsed.steps)
-        rehearsed.steps[step] = known or _step(rehearser, variant)
+        with _what_fails(rehearsed, step):
+            known = step_like(step, rehearsed.steps)
+            rehearsed.steps[step] = known or _step(rehearser, variant)
         _forget_what_torch_holds()
+
+
+class CannotBePutOn(Exception):
+    """A script does not run with a trick: that one is left out, and the error says why."""
+
+    def __init__(self, error: OomphError) -> None:
+        self.error = error
+        super().__init__(error.in_one_line())
+
+
+@contextlib.contextmanager
+def _what_fails(rehearsed: Rehearsed, part: Family | Step) -> Iterator[None]:
+    """What a script does not bear is noted, and the rest is planned with."""
+    try:
+        yield
+    except CannotBePutOn as error:
+        rehearsed.failed[part] = str(error)
 
 
 def _step(rehearser: Rehearser, variant: Variant) -> Footprint:
@@ -151,12 +197,12 @@ def missing(
 
     families: dict[Family, Variant] = {}
     steps: dict[Step, Variant] = {}
-    known = {*rehearsed.families, *rehearsed.not_affine}
+    known = {*rehearsed.families, *rehearsed.not_affine, *rehearsed.failed}
     for variant in variants:
         family, step = family_of(variant), step_of(variant)
         if family not in known and family not in families:
             families[family] = _for_family(variant)
-        if step not in rehearsed.steps and step not in steps:
+        if step not in rehearsed.steps and step not in steps and step not in rehearsed.failed:
             steps[step] = _for_step(variant)
     return families, steps
 

@@ -1,0 +1,114 @@
+"""Seen -> what is said of a script: what it does, and where it was told something invented."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oomph.records.script import Invented, Seen
+from oomph.showing.terminal import new_console, print_prose
+from oomph.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from oomph.records.script import ScriptChanges
+
+_MOST_LINES = 8  # of invented values
+
+
+def print_seen(console: Console, seen: Seen) -> None:
+    """What the rehearsal found out of the script."""
+    for line in _lines(seen):
+        print_prose(console, f"seen: {line}", "dim")
+    for invented in seen.invented[:_MOST_LINES]:
+        print_prose(console, f"invented: {_told(invented)}", "dim")
+    left = len(seen.invented) - _MOST_LINES
+    if left > 0:
+        print_prose(console, f"invented: at {left} more lines (--json has all)", "dim")
+
+
+def _lines(seen: Seen) -> list[str]:
+    found = [_model(seen), _batch(seen), _precision(seen)]
+    if seen.loader is not None:
+        found.append(_loader(seen))
+    if seen.longest_sequence is not None:
+        found.append(
+            f"the longest sequence of {seen.num_batches} batches is {seen.longest_sequence};"
+            " a longer one takes more"
+        )
+    return found
+
+
+def _model(seen: Seen) -> str:
+    size = f"{seen.num_parameters / 1e6:,.1f}M parameters, {format_bytes(seen.parameter_bytes)}"
+    frozen = seen.num_parameters - seen.num_trainable
+    trained = f", {frozen / 1e6:,.1f}M of them frozen" if frozen else ""
+    optimizer = seen.optimizer or "no optimizer of torch's kind"
+    kind = " (fused)" if seen.is_fused else " (foreach)" if seen.is_foreach else ""
+    rate = f", learning rate {seen.learning_rate:g}" if seen.learning_rate is not None else ""
+    more = f" and {seen.num_optimizers - 1} more" if seen.num_optimizers > 1 else ""
+    return f"{seen.model or 'no model'} ({size}{trained}), {optimizer}{kind}{more}{rate}"
+
+
+def _batch(seen: Seen) -> str:
+    if seen.micro_batch is None:
+        return "the batch could not be told"
+    if not seen.has_stepped:
+        return f"batches of {seen.micro_batch}; no optimizer step was seen"
+    accumulation = seen.accumulation or 1
+    whole = f" = {seen.micro_batch * accumulation}" if accumulation > 1 else ""
+    return (
+        f"micro-batch {seen.micro_batch} (the first dimension that the model is given)"
+        f" x {accumulation}{whole} for one optimizer step"
+    )
+
+
+def _precision(seen: Seen) -> str:
+    said = {
+        "loss scaling": seen.uses_grad_scaler,
+        "gradients are clipped": seen.clips_gradients,
+        "activations are recomputed by the script": seen.checkpointing == "by the script",
+        "compiled (rehearsed without)": seen.uses_compile,
+    }
+    return ", ".join([seen.precision, *(words for words, is_so in said.items() if is_so)])
+
+
+def _loader(seen: Seen) -> str:
+    loader = seen.loader
+    assert loader is not None  # noqa: S101 - the caller has looked
+    batch = f"batches of {loader.batch_size}" if loader.batch_size else "batches of its own making"
+    pinned = ", pinned" if loader.pin_memory else ""
+    place = f"the DataLoader at {_short(loader.place)}"
+    return f"{batch} from {place}, {loader.num_workers} workers{pinned}"
+
+
+def _told(invented: Invented) -> str:
+    times = f" {invented.count} times" if invented.count > 1 else ""
+    return (
+        f"{_short(invented.file)}:{invented.line} read a value that only training would have"
+        f" ({invented.what}{times})"
+    )
+
+
+def _short(path: str) -> str:
+    """As the user would write it from here."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path
+
+
+def print_changes(changes: ScriptChanges) -> None:
+    """What to change by hand and in the arguments, and then the diff, byte for byte."""
+    console = new_console()
+    for line in changes.by_hand:
+        print_prose(console, f"by hand: {line}")
+    if changes.arguments:
+        print_prose(console, f"start it with: {shlex.join(changes.arguments)}")
+    if changes.diff:
+        sys.stdout.write(changes.diff)
+    else:
+        print_prose(console, "no line of the script is to be changed")

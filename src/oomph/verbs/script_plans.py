@@ -1,0 +1,93 @@
+"""A script -> Plans: each way to train is the script itself, with something put around it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from oomph.records.plan import Plans
+    from oomph.records.script import Script, ScriptChanges
+    from oomph.verbs.plan_search import Drawn
+    from oomph.verbs.rehearsals import Asked
+    from oomph.verbs.scripts import ScriptRehearser
+    from oomph.verbs.targets import Target
+
+
+def plan_script(
+    script: Script,
+    asked: Asked,
+    target: Target,
+    say: Callable[[str], None],
+    *,
+    draws: bool,
+    is_unprotected: bool,
+) -> Drawn:
+    from oomph.verbs.plan_search import Search
+    from oomph.verbs.scripts import rehearser_of
+
+    with rehearser_of(script, target, say, is_unprotected=is_unprotected) as rehearser:
+        _check_it_steps(rehearser.seen.has_stepped)
+        search = Search(asked, target, _name(script), say, draws=draws)
+        drawn, _ = search.run(rehearser)
+    plans = replace(drawn.plans, seen=rehearser.seen)
+    return replace(drawn, plans=plans, changes=_changes(script, rehearser, plans))
+
+
+def _changes(script: Script, rehearser: ScriptRehearser, plans: Plans) -> ScriptChanges | None:
+    """What to change in the script for the best plan; None where none fits."""
+    from oomph.planning.export.script_diff import script_changes
+
+    if plans.best is None:
+        return None
+    sources = _sources(script, rehearser.files)
+    found = script_changes(sources, script.arguments, rehearser.seen, plans.best)
+    return replace(found, diff=_from_here(found.diff, sources, script.directory))
+
+
+def _from_here(diff: str, paths: Iterable[str], directory: str) -> str:
+    """The diff with the names of files as they are from the directory: git apply takes it there."""
+    from pathlib import Path
+
+    here = Path(directory).resolve()
+    for path in paths:
+        if Path(path).is_relative_to(here):
+            name = Path(path).relative_to(here).as_posix()
+            diff = diff.replace(f"--- a{path}\n", f"--- a/{name}\n")
+            diff = diff.replace(f"+++ b{path}\n", f"+++ b/{name}\n")
+    return diff
+
+
+def _sources(script: Script, imported: Sequence[str]) -> dict[str, str]:
+    """The user's own files, the script first. What is no text is left out."""
+    from pathlib import Path
+
+    own = [] if script.path is None else [str(Path(script.directory, script.path).resolve())]
+    texts = {path: _text(path) for path in dict.fromkeys((*own, *imported))}
+    return {path: text for path, text in texts.items() if text is not None}
+
+
+def _text(path: str) -> str | None:
+    from pathlib import Path
+
+    try:
+        return Path(path).read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _name(script: Script) -> str:
+    return script.path or f"-m {script.module}"
+
+
+def _check_it_steps(has_stepped: bool) -> None:
+    from oomph.errors import UserCodeError
+
+    if not has_stepped:
+        raise UserCodeError(
+            "the script made no optimizer step while it was rehearsed",
+            because="what an optimizer keeps and takes is not known then, and plans would not fit",
+            attempt="oomph predict, which tells the lower bound; or a Workload",
+        )

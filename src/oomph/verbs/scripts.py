@@ -1,0 +1,209 @@
+"""A script -> a rehearser of it: each rehearsal runs the script anew, inside a sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, BinaryIO
+
+    from oomph.records.possible import Possible
+    from oomph.records.script import PretendedGpu, Script, Seen
+    from oomph.records.trace import Trace
+    from oomph.records.workload import How, Variant
+    from oomph.tracing.script.answers import Rehearsed
+    from oomph.verbs.targets import Target
+
+    Say = Callable[[str], None]
+    Ask = Callable[[bytes], bytes]
+
+# Of one rehearsal: an import of a large library on a slow disk, and the data of an epoch.
+_LIMIT_S = 600.0
+_MOST_MICRO_STEPS = 2  # more are like the second
+
+
+class ScriptRehearser:
+    """A script that can be rehearsed in any variant. It answers as `tracing.many.Rehearser`."""
+
+    def __init__(self, ask: Ask) -> None:
+        from oomph.records.script import Overrides
+
+        self._ask = ask
+        self.first = self._rehearse(Overrides())
+        self.seen: Seen = self.first.seen
+        self.own = own_how(self.seen)
+        self.files = self.first.files
+        self.refused = refused_by(self.seen)
+
+    @property
+    def micro_batch(self) -> int:
+        """Raises UsageError where the script's was not seen."""
+        from oomph.errors import UsageError
+
+        if self.seen.micro_batch is None:
+            raise UsageError(
+                "the script's batch was not seen",
+                because="its model is given no tensor whose first dimension could be the batch",
+                attempt="a Workload, which says what a batch is",
+            )
+        return self.seen.micro_batch
+
+    @property
+    def given(self) -> Variant:
+        """The script as it is. Its batch counts as 1 where it was not seen."""
+        from oomph.records.workload import How, Variant
+
+        own = {field.name: getattr(self.own, field.name) for field in fields(How)}
+        return Variant(
+            micro_batch=self.seen.micro_batch or 1,
+            accumulation=self.seen.accumulation or 1,
+            **own,
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Of one optimizer step."""
+        return self.micro_batch * (self.seen.accumulation or 1)
+
+    @property
+    def clips_gradients(self) -> bool:
+        return self.seen.clips_gradients
+
+    def look(self, _: Any) -> Possible:
+        """What can be put on the model, found when the script was rehearsed as it is."""
+        from oomph.errors import UserCodeError
+
+        if self.first.possible is None:
+            raise UserCodeError(
+                "the script's model was not seen",
+                because="it trains no torch.nn.Module",
+                attempt="a Workload",
+            )
+        return self.first.possible
+
+    def trace(self, variant: Variant, *, is_step_alone: bool = False) -> Trace:  # noqa: ARG002
+        """Two training steps. A script cannot be asked for an optimizer's step alone."""
+        from oomph.errors import OomphError
+        from oomph.verbs.rehearsals import CannotBePutOn
+
+        overrides = self._overrides(variant)
+        if overrides.micro_batch is None and overrides.how is None and not overrides.accumulation:
+            return self.first.trace
+        try:
+            return self._rehearse(overrides).trace
+        except OomphError as error:
+            raise CannotBePutOn(error) from error
+
+    def _overrides(self, variant: Variant) -> Any:
+        from oomph.records.script import Overrides
+        from oomph.records.workload import How
+
+        how = How(**{field.name: getattr(variant, field.name) for field in fields(How)})
+        is_own = how == self.own
+        if how.precision == "pure-bf16" and self.own.precision == "pure-bf16":
+            how = replace(how, precision="fp32")  # the weights are in it already: no autocast
+        adds_up = variant.accumulation > 1 and (self.seen.accumulation or 1) == 1
+        is_own_batch = variant.micro_batch == self.seen.micro_batch
+        return Overrides(
+            micro_batch=None if is_own_batch else variant.micro_batch,
+            how=None if is_own else how,
+            accumulation=min(variant.accumulation, _MOST_MICRO_STEPS) if adds_up else None,
+            first=self.seen,
+        )
+
+    def _rehearse(self, overrides: Any) -> Rehearsed:
+        from oomph.tracing.script.answers import heard, question
+
+        return heard(self._ask(question(overrides)))
+
+
+def own_how(seen: Seen) -> How:
+    """How the script trains by itself, as far as that has a name."""
+    from oomph.records.workload import How
+
+    names: dict[str, Any] = {"bf16": "bf16", "fp16": "fp16", "pure-bf16": "pure-bf16"}
+    return How(precision=names.get(seen.precision, "fp32"))
+
+
+_EARLY = "it must be there before the script makes its optimizer: make the change in the script"
+_SEVERAL = "a script that starts itself on several GPUs is not rehearsed: a Workload is"
+
+
+def refused_by(seen: Seen) -> dict[str, str]:
+    """The tricks that cannot be put around this script, and why."""
+    found = dict.fromkeys(
+        ("lora", "qlora", "optimizer-in-backward", "offload-optimizer", "pure-bf16"), _EARLY
+    )
+    found |= dict.fromkeys(("ddp", "fsdp", "hybrid"), _SEVERAL)
+    if seen.precision != "fp32":
+        own = f"the script has a precision of its own, {seen.precision}"
+        found |= dict.fromkeys(("tf32", "bf16", "fp16"), own)
+    if seen.checkpointing != "none":
+        found["checkpointing"] = "the script recomputes by itself"
+    if seen.num_optimizers != 1:
+        why = f"the script has {seen.num_optimizers} optimizers"
+        found |= dict.fromkeys(
+            ("8-bit-optimizer", "fused-optimizer", "for-loop-optimizer", "adafactor", "sgd"), why
+        )
+    return found
+
+
+@contextlib.contextmanager
+def rehearser_of(
+    script: Script, target: Target, say: Say, *, is_unprotected: bool = False
+) -> Iterator[ScriptRehearser]:
+    """A rehearser while the sandbox stands. Raises what the script or the sandbox raises."""
+    from oomph.running.sandbox import Sandbox
+
+    gpu = pretended(target)
+    with Sandbox(_server(script, gpu), is_unprotected=is_unprotected) as sandbox:
+        if sandbox.protection.kind == "none":
+            say(f"not protected: {sandbox.protection.why}")
+        say("rehearsing the script as it is")
+        yield ScriptRehearser(lambda request: sandbox.ask(request, within_s=2 * _LIMIT_S))
+
+
+def _server(script: Script, gpu: PretendedGpu) -> Callable[[BinaryIO, BinaryIO], None]:
+    def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+        import torch._dynamo  # once, and not in each rehearsal  # noqa: F401
+
+        from oomph.running.frames import read_frame, write_frame
+
+        while (request := read_frame(requests)) is not None:
+            write_frame(answers, _answered(script, gpu, request))
+
+    return serve
+
+
+def _answered(script: Script, gpu: PretendedGpu, request: bytes) -> bytes:
+    from oomph.errors import OomphError
+    from oomph.tracing.script import answers
+    from oomph.tracing.script.run import rehearse_script
+    from oomph.training import apply
+    from oomph.training.possible import possible
+
+    try:
+        overrides = answers.asked(request)
+        found = rehearse_script(script, gpu, overrides, apply, inspect=possible, limit_s=_LIMIT_S)
+        return answers.answer(found)
+    except OomphError as error:
+        return answers.refusal(error)
+
+
+def pretended(target: Target) -> PretendedGpu:
+    """The GPU that is asked for, as the script will see it."""
+    from oomph.predicting.overhead import usable_bytes
+    from oomph.records.script import PretendedGpu
+    from oomph.sensing.driver_names import driver_name
+
+    model = target.model
+    total_bytes = target.memory_bytes or usable_bytes(model).likely_bytes
+    return PretendedGpu(
+        name=driver_name(model) if model.memory_bytes else target.name,
+        total_bytes=total_bytes,
+        capability=target.capability,
+        multi_processor_count=model.num_sms or 108,
+    )

@@ -1,0 +1,187 @@
+"""`oomph predict` and `oomph plan` on a training script as it is, as typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from oomph.cli import main
+from oomph.running.sandbox import protection
+
+pytestmark = pytest.mark.skipif(
+    protection().kind != "namespaces", reason="this kernel refuses user namespaces"
+)
+TRAIN = """
+import argparse, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=256)
+parser.add_argument("--batch-size", type=int, default=32)
+options = parser.parse_args()
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+blocks = [Block(options.width) for _ in range(4)]
+model = nn.Sequential(*blocks, nn.Linear(options.width, 10)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+data = TensorDataset(torch.randn(256, 64, options.width), torch.randint(10, (256, 64)))
+for epoch in range(2):
+    for x, y in DataLoader(data, batch_size=options.batch_size, shuffle=True):
+        loss = nn.functional.cross_entropy(model(x.cuda()).flatten(0, 1), y.cuda().flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if loss.item() != loss.item():
+            raise SystemExit("no number")
+    torch.save(model.state_dict(), "model.pt")
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+def test_a_script_is_predicted_with_its_own_arguments(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", "train.py", "--gpu", "t4", "--json", "--", "--width", "128"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    num_parameters = 4 * (2 * 4 * 128 * 128 + 5 * 128) + 128 * 10 + 10
+    assert told["seen"]["num_parameters"] == num_parameters
+    assert told["by_category"]["optimizer"] == 8 * num_parameters
+    assert told["variant"]["micro_batch"] == told["seen"]["loader"]["batch_size"] == 32
+    assert [one["line"] for one in told["seen"]["invented"]] == [29]
+    assert list(train.iterdir()) == [train / "train.py"]
+
+
+@pytest.mark.usefixtures("train")
+def test_another_micro_batch_and_precision_are_put_around_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["--micro-batch", "8", "--precision", "bf16", "--checkpointing", "blocks"]
+    assert main(["predict", "train.py", "--gpu", "rtx4090", "--json", *asked]) == 0
+    told = json.loads(capsys.readouterr().out)
+    variant = told["variant"]
+    assert (variant["micro_batch"], variant["accumulation"]) == (8, 4)
+    assert variant["precision"] == "bf16"
+    assert main(["predict", "train.py", "--gpu", "rtx4090", "--json"]) == 0
+    as_it_is = json.loads(capsys.readouterr().out)
+    assert told["allocated_bytes"] < as_it_is["allocated_bytes"]
+
+
+@pytest.mark.usefixtures("train")
+def test_the_terminal_says_what_was_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "train.py", "--gpu", "t4"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "fits on t4: micro-batch 32 x 1, fp32" in told
+    assert "Sequential" in told
+    assert "AdamW" in told
+    assert "train.py:24" in told  # the loader
+    assert "train.py:29 read a value that only training would have" in told
+
+
+def test_a_plan_keeps_the_batch_of_the_script(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "train.py", "--gpu", "v100-16gb", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["fits_as_is"] == "yes"
+    for plan in told["plans"]:
+        assert plan["micro_batch"] * plan["accumulate"] * plan["gpus"] == 32
+    reasons = {one["what"]: one["why"] for one in told["rejected"]}
+    assert "before the script makes its optimizer" in reasons["lora"]
+    assert list(train.iterdir()) == [train / "train.py"]
+
+
+def test_a_script_that_fails_is_named_by_its_line(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (train / "train.py").write_text("import torch\n\nx = torch.zeros(2).cuda()\n1 / 0\n")
+    assert main(["predict", "train.py", "--gpu", "t4"]) == 2
+    told = capsys.readouterr().err
+    assert "train.py:4" in told
+    assert "ZeroDivisionError" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["predict", "absent.py", "--gpu", "t4"], "absent.py"),
+        (["predict", "--gpu", "t4"], "not said what to train"),
+        (["predict", "train.py", "-m", "train", "--gpu", "t4"], "two things"),
+        (["predict", "train.py:model", "--gpu", "t4", "--", "--width", "8"], "takes no arguments"),
+        (["predict", "-m", "absent.module", "--gpu", "t4"], "absent"),
+        (["gpus", "--", "x"], "there is no -- x"),
+        (["predict", "train.py", "--gpu", "t4", "--micro-batch", "7"], "does not divide"),
+        (["predict", "train.py", "--gpu", "t4", "--adapters", "lora"], "adapters"),
+    ],
+)
+@pytest.mark.usefixtures("train")
+def test_what_makes_no_sense_is_one_clear_error(
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    assert main(arguments) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert "Traceback" not in told.err
+    assert not told.out
+
+
+def test_ctrl_c_leaves_nothing(train: Path) -> None:
+    (train / "train.py").write_text(
+        "import time\nprint('here', flush=True)\nwhile True:\n    time.sleep(0.1)\n"
+    )
+    command = [sys.executable, "-m", "oomph", "predict", "train.py", "--gpu", "t4"]
+    program = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    while len(_descendants(program.pid)) < 4:  # the sandbox's own, and the script
+        assert program.poll() is None
+        time.sleep(0.05)
+    others = _descendants(program.pid)
+    os.kill(program.pid, signal.SIGINT)
+    assert program.wait() == 130
+    while any(Path(f"/proc/{pid}").exists() for pid in others):
+        time.sleep(0.05)
+    assert list(train.iterdir()) == [train / "train.py"]
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # it has ended
+        return []
+    return [each for child in map(int, children) for each in (child, *_descendants(child))]
+
+
+def test_the_diff_makes_the_script_what_was_planned(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--gpu", "rtx4090", "--forbid", "checkpointing,8-bit-optimizer", "--diff"]
+    assert main(["plan", "train.py", *asked, "--", "--width", "512"]) == 0
+    told = capsys.readouterr().out
+    diff = told[told.index("--- ") :]
+    (train / "plan.diff").write_text(diff)
+    before = (train / "train.py").read_text()
+    subprocess.run(["git", "apply", "plan.diff"], cwd=train, check=True)
+    after = (train / "train.py").read_text()
+    assert before != after
+    compile(after, "train.py", "exec")

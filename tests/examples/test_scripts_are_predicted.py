@@ -1,0 +1,139 @@
+"""Each example script, as it is, takes what its Workload takes, and leaves no trace."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from examples.commands import COMMANDS, SCRIPTS
+from examples.loops import Twin
+from examples.twins import TWINS, WITHOUT
+from oomph.errors import OomphError
+from oomph.predicting.assembly import assemble
+from oomph.records.prediction import Prediction
+from oomph.records.script import Script
+from oomph.records.trace import Trace
+from oomph.running.sandbox import protection
+from oomph.tracing.child import in_a_child
+from oomph.tracing.traces import MOST_MICRO_STEPS
+from oomph.training import apply
+from oomph.verbs.predictions import predict
+from oomph.verbs.targets import find_target
+
+pytestmark = pytest.mark.skipif(
+    protection().kind != "namespaces", reason="this kernel refuses user namespaces"
+)
+SMALL = [name for name in COMMANDS if name not in WITHOUT]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    """A copy of the scripts, and a home, of which nothing may change."""
+    base = tmp_path_factory.mktemp("user")
+    scripts, home = base / "scripts", base / "home"
+    shutil.copytree(SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    (home / ".config").mkdir(parents=True)
+    (home / ".config" / "settings").write_text("mine")
+    before = {name: os.environ.get(name) for name in ("HOME", "XDG_CACHE_HOME")}
+    os.environ |= {"HOME": str(home), "XDG_CACHE_HOME": str(base / "cache")}
+    yield scripts, home
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+@pytest.fixture(scope="module")
+def predictions(places: tuple[Path, Path]) -> Mapping[str, Prediction | OomphError]:
+    """Of all scripts in small; a failure is that script's own."""
+    before = [state_of(place) for place in places]
+    found = {name: predicted(name, places[0]) for name in SMALL}
+    assert [state_of(place) for place in places] == before
+    return found
+
+
+def predicted(name: str, directory: Path) -> Prediction | OomphError:
+    twin = TWINS[f"{name} tiny"]
+    try:
+        return predict(script_of(twin, directory), gpu=twin.gpu)
+    except OomphError as error:
+        return error
+
+
+def script_of(twin: Twin, directory: Path) -> Script:
+    module = twin.program.removeprefix("-m ") if twin.program.startswith("-m ") else None
+    return Script(
+        path=None if module else twin.program,
+        module=module,
+        arguments=twin.arguments,
+        directory=str(directory),
+    )
+
+
+def state_of(place: Path) -> dict[str, tuple[str, int, int]]:
+    """Everything below a directory: contents, modes and times."""
+    found = {}
+    for path in sorted(place.rglob("*")):
+        status = path.lstat()
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        found[str(path)] = (content, status.st_mode, status.st_mtime_ns)
+    return found
+
+
+@pytest.fixture(scope="module")
+def workloads() -> Mapping[str, Prediction]:
+    """The same trainings as Workloads."""
+    traces = in_a_child(lambda: {name: rehearsed(TWINS[f"{name} tiny"]) for name in SMALL})
+    return {name: as_predicted(TWINS[f"{name} tiny"], trace) for name, trace in traces.items()}
+
+
+def rehearsed(twin: Twin) -> Trace:
+    from oomph.tracing.rehearse import prepare, rehearse
+
+    capability = find_target(twin.gpu, None).capability
+    if not _Prepared.is_so:
+        prepare(capability)
+        _Prepared.is_so = True
+    few = min(twin.variant.accumulation, MOST_MICRO_STEPS)
+    trace = rehearse(twin.workload, replace(twin.variant, accumulation=few), capability, apply)
+    return replace(trace, events=list(trace.events))  # its end comes later
+
+
+class _Prepared:
+    """Whether torch is patched in this process: once, for one kind of GPU."""
+
+    is_so = False
+
+
+def as_predicted(twin: Twin, trace: Trace) -> Prediction:
+    ready = find_target(twin.gpu, None).with_torch(trace.torch_version)
+    return assemble(trace, twin.variant, ready.card)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_script_takes_exactly_what_its_workload_takes(
+    predictions: Mapping[str, Prediction | OomphError],
+    workloads: Mapping[str, Prediction],
+    name: str,
+) -> None:
+    found, expected = predictions[name], workloads[name]
+    assert isinstance(found, Prediction), found
+    assert found.seen is not None
+    assert found.seen.has_stepped
+    figures = ("allocated_bytes", "reserved_bytes", "device_bytes")
+    assert {f: getattr(found, f) for f in figures} == {f: getattr(expected, f) for f in figures}
+
+
+def test_a_script_with_two_optimizers_is_predicted(places: tuple[Path, Path]) -> None:
+    command = COMMANDS["dcgan"]
+    script = Script(path=command.program, arguments=command.tiny, directory=str(places[0]))
+    found = predict(script, gpu="t4")
+    assert found.seen is not None
+    assert found.seen.num_optimizers == 2
+    assert found.seen.has_stepped
