@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Two processes, each with whole files: fixtures of a file are made once.
+BOTH_CORES := --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format lint types house docs rest fix accuracy verdicts bench clean \
@@ -35,7 +37,7 @@ demo: $(VENV)/.installed-demo $(PAGE) ## set up, then plan BERT-large for two GP
 	@echo 'drawn: build/plan-v100-16gb.html and build/plan-rtx4090.html'
 
 test: $(VENV)/.installed-dev $(PAGE) ## set up, then run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(BOTH_CORES)
 
 check: format lint types house docs test-web rest ## format, lint, types, house, docs and tests: what CI runs
 
@@ -56,7 +58,7 @@ docs: $(VENV)/.installed-dev ## are the docs true?
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
 rest: $(VENV)/.installed-dev $(PAGE)
-	$(BIN)/python -m pytest --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
+	$(BIN)/python -m pytest $(BOTH_CORES) --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
 
 web: $(PAGE) ## build the page of plans (web/) into the package
 

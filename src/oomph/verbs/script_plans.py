@@ -26,12 +26,16 @@ def plan_script(
     is_unprotected: bool,
 ) -> Drawn:
     from oomph.verbs.plan_search import Search
+    from oomph.verbs.rehearsals import CannotBePutOn
     from oomph.verbs.scripts import rehearser_of
 
     with rehearser_of(script, target, say, is_unprotected=is_unprotected) as rehearser:
         _check_it_steps(rehearser.seen.has_stepped)
         search = Search(asked, target, _name(script), say, draws=draws)
-        drawn, _ = search.run(rehearser)
+        try:
+            drawn, _ = search.run(rehearser)
+        except CannotBePutOn as error:  # without this one there is nothing to compare
+            raise error.error from None
     plans = replace(drawn.plans, seen=rehearser.seen)
     return replace(drawn, plans=plans, changes=_changes(script, rehearser, plans))
 
