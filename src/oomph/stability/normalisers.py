@@ -1,0 +1,157 @@
+# mypy: disallow-untyped-calls=False
+"""The weights that a split batch needs -> what its loss divides by.
+
+torch's own cross-entropy says what it divided by: its second result is the sum of the weights of
+the targets that count. Where the loss is written by hand, the batch is counted: labels that are
+not ignored, ones of a mask, lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from oomph.records.check import Normaliser
+from oomph.stability.examples import leaves
+
+_IGNORED = -100  # torch's own ignore_index, and that of transformers
+_LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
+_WEIGHT, _REDUCTION = 2, 3  # places among their arguments
+_MEAN = 1  # at::Reduction::Mean
+_AS_CLOSE = 1e-6  # weights that are fitted are as close as that to what they are
+
+
+@dataclass(frozen=True)
+class Divisor:
+    """What one call of a loss divided by."""
+
+    total: float
+    is_weighted: bool  # classes have weights
+
+
+class Divisors(TorchDispatchMode):
+    """Reads off what torch's losses divide by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Divisor] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = op(*args, **(kwargs or {}))
+        if op._schema.name[6:] in _LOSSES and args[_REDUCTION] == _MEAN:
+            self.found.append(Divisor(float(out[1]), args[_WEIGHT] is not None))
+        return out
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One part of the batch, what its gradient counts for, and what its losses divided by."""
+
+    batch: Any
+    num: int
+    weight: float
+    divisors: Sequence[Divisor]
+
+
+def name_normaliser(pieces: Sequence[Piece]) -> tuple[Normaliser, str]:
+    """What the fitted weights are, and that in words."""
+    weights = [piece.weight for piece in pieces]
+    if _is_close(weights, [1.0] * len(pieces)):
+        return "sum", "the loss is a sum over examples: add the pieces up as they are"
+    divided = _divided_by(pieces)
+    if _is_close(weights, shares([piece.num for piece in pieces])):
+        return "mean", _mean_in_words(pieces)
+    if divided is not None and _is_close(weights, shares(divided)):
+        if any(d.is_weighted for d in pieces[0].divisors):
+            return "class weights", (
+                "the loss is a mean weighted by class: weight each piece by the sum of the class"
+                " weights of its targets"
+            )
+        return "targets", (
+            "the loss is a mean over the targets that count (tokens or pixels that are not"
+            f" ignored): weight each piece by its own number of them, here {_listed(divided)}"
+        )
+    for counted, counts in _counts(pieces):
+        if _is_close(weights, shares(counts)):
+            return "targets", (
+                f"the loss is a mean over {counted}: weight each piece by its own number of them,"
+                f" here {_listed(counts)}"
+            )
+    return "other", (
+        f"pieces of {_listed([p.num for p in pieces])} examples need the weights"
+        f" {', '.join(f'{w:.4g}' for w in weights)}: the loss divides by something that"
+        " differs between examples"
+    )
+
+
+def _mean_in_words(pieces: Sequence[Piece]) -> str:
+    said = "the loss is a mean over examples: weight each piece by its share of the examples"
+    divided = _divided_by(pieces)
+    if divided is not None and abs(divided[0] - pieces[0].num) > _AS_CLOSE:
+        said += (
+            f"; all have {divided[0] / pieces[0].num:.4g} targets here, and where that differs"
+            " (padding, ignored labels) weight by targets"
+        )
+    return said
+
+
+def _divided_by(pieces: Sequence[Piece]) -> list[float] | None:
+    """What the losses of each piece divided by; None: there was none, or they do not agree."""
+    totals = [piece.divisors[0].total for piece in pieces if piece.divisors]
+    if len(totals) < len(pieces) or not sum(totals):
+        return None
+    for piece in pieces:
+        ratios = [d.total / piece.divisors[0].total for d in piece.divisors]
+        first = [d.total / pieces[0].divisors[0].total for d in pieces[0].divisors]
+        if not _is_close(ratios, first):
+            return None  # two losses that divide by different things
+    return totals
+
+
+def _counts(pieces: Sequence[Piece]) -> Iterator[tuple[str, list[float]]]:
+    """Whatever can be counted in the batch, in words and for each piece."""
+    found = [dict(leaves(piece.batch)) for piece in pieces]
+    for counted, count in _WAYS:
+        for path in found[0]:
+            tensors = [each.get(path) for each in found]
+            if all(isinstance(t, torch.Tensor) and not t.is_complex() for t in tensors):
+                yield counted.format(f"batch{path}"), [float(count(t)) for t in tensors]
+
+
+def _after_the_first(tensor: Any) -> Any:
+    """Targets of a language model: every token but the first."""
+    return tensor[..., 1:] if tensor.dim() > 1 else tensor[:0]
+
+
+_WAYS = (
+    (f"the values of {{}} that are not {_IGNORED}", lambda t: (t != _IGNORED).sum()),
+    ("the values of {} that are not 0", lambda t: (t != 0).sum()),
+    ("the sum of {}", lambda t: t.double().sum()),
+    (
+        f"the values of {{}} after the first that are not {_IGNORED}",
+        lambda t: (_after_the_first(t) != _IGNORED).sum(),
+    ),
+    (
+        "the values of {} after the first that are not 0",
+        lambda t: (_after_the_first(t) != 0).sum(),
+    ),
+)
+
+
+def shares(counts: Sequence[float]) -> list[float]:
+    whole = sum(counts)
+    return [count / whole for count in counts] if whole else [0.0] * len(counts)
+
+
+def _is_close(some: Sequence[float], others: Sequence[float]) -> bool:
+    return len(some) == len(others) and all(
+        abs(a - b) <= _AS_CLOSE * max(1.0, abs(b)) for a, b in zip(some, others, strict=True)
+    )
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return " and ".join(f"{number:.6g}" for number in numbers)

@@ -1,0 +1,180 @@
+# mypy: disallow-untyped-calls=False
+"""Workload -> will autocast to fp16 or bf16 train this model, and if not, which op breaks it?
+
+A step is run in fp64, in fp32 and under autocast as CUDA does it, with the same random numbers,
+and the gradients are compared. Values are those at the start of training, or of the weights that
+the model is given: activations grow later, and may then overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from oomph.records.check import LowPrecision as Dtype
+from oomph.records.check import PrecisionCheck
+from oomph.records.workload import Workload
+from oomph.stability import cuda_casts, precision_findings
+from oomph.stability.examples import Examples
+from oomph.stability.low_precision import LowPrecision, Overflow
+from oomph.stability.randomness import Drawing, Draws, Redrawing
+from oomph.stability.trial import Trial, widest
+from oomph.stability.whereabouts import Call, Whereabouts
+
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+FIRST_SCALE = 2.0**16  # torch.amp.GradScaler(init_scale=)
+_SMALLER = (2.0**12, 2.0**8, 2.0**4, 1.0, 2.0**-4, 2.0**-8)
+_LARGER = (2.0**20, 2.0**24, 2.0**28, 2.0**32)
+# Of the values of a gradient, that became 0: more is lost (good models: 0 to 1 %).
+MOST_ZEROED = 0.05
+_FIRST_STEP = "values are those of the first step: they may grow"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The step in fp64, what it drew, and what is not finite in it either (masks of -inf)."""
+
+    trial: Trial
+    gradient: Any
+    fp32_gradient: Any
+    draws: Draws
+    calls: list[Call]
+    infinite: set[tuple[str | None, str]]  # module and op
+    limits: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One step under autocast."""
+
+    scale: float
+    loss: float
+    gradient: Any
+    zeroed_ratio: float
+    overflows: list[Overflow]
+    largest: float
+    largest_in: str | None
+    calls: list[Call]
+    emulated: set[str]
+
+    @property
+    def is_finite(self) -> bool:
+        return bool(torch.isfinite(self.gradient).all())
+
+
+class Broken(Exception):
+    """What autocast makes the user's code raise, and where."""
+
+    def __init__(self, error: Exception, module: str | None, op: str | None) -> None:
+        super().__init__(str(error))
+        self.error, self.module, self.op = error, module, op
+
+
+def check_precision(
+    workload: Workload, examples: Examples, dtypes: tuple[Dtype, ...] = ("fp16", "bf16")
+) -> Iterator[PrecisionCheck]:
+    """One check for each dtype. Patches torch: for a process of its own."""
+    cuda_casts.install()
+    trial = Trial(workload, wide=False)
+    reference = _reference(workload, examples, trial)
+    for dtype in dtypes:
+        yield _checked(trial, examples, reference, dtype)
+
+
+def _reference(workload: Workload, examples: Examples, narrow: Trial) -> Reference:
+    trial, limits = widest(workload, examples.whole)
+    draws, where = Draws(), Whereabouts(trial.model, keeps=True)
+    watch = LowPrecision(where)
+    ran = trial.run(examples.whole, where, watch, Drawing(draws))
+    again = narrow.run(examples.whole, Redrawing(draws, 0, examples.num, examples.num))
+    return Reference(
+        trial=trial,
+        gradient=ran.gradient,
+        fp32_gradient=again.gradient,
+        draws=draws,
+        calls=where.calls,
+        infinite={(overflow.module, overflow.op) for overflow in watch.overflows},
+        limits=(_FIRST_STEP, *limits, *examples.notes, *_recurrent(trial.model)),
+    )
+
+
+def _recurrent(model: Any) -> list[str]:
+    """AutocastRNN.cpp casts to fp16 whatever autocast's dtype is."""
+    is_so = any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
+    return ["on a GPU cuDNN's recurrent layers run in fp16, with bf16 autocast, too"] * is_so
+
+
+def _checked(
+    trial: Trial, examples: Examples, reference: Reference, dtype: Dtype
+) -> PrecisionCheck:
+    limits = reference.limits
+    if not bool(torch.isfinite(reference.gradient).all()) or not bool(reference.gradient.any()):
+        return PrecisionCheck(
+            verdict="uncertain",
+            conclusion="the gradient is 0 or not finite in fp64 already",
+            confidence="low",
+            limits=limits,
+            dtype=dtype,
+        )
+    try:
+        observed = _scaled(trial, examples, reference, dtype)
+    except Broken as broken:
+        return precision_findings.of_error(broken, dtype, limits)
+    return precision_findings.judged(observed, reference, dtype, limits)
+
+
+def _scaled(trial: Trial, examples: Examples, reference: Reference, dtype: Dtype) -> Observed:
+    """The step with the loss scale that GradScaler would settle at; bf16 needs none."""
+    if dtype == "bf16":
+        return _observe(trial, examples, reference, dtype, 1.0)
+    observed = _observe(trial, examples, reference, dtype, FIRST_SCALE)
+    for scale in _SMALLER:
+        if observed.is_finite:
+            break
+        observed = _observe(trial, examples, reference, dtype, scale)
+    if observed.scale == FIRST_SCALE:
+        for scale in _LARGER:
+            if observed.zeroed_ratio <= MOST_ZEROED:
+                break
+            larger = _observe(trial, examples, reference, dtype, scale)
+            if not larger.is_finite:
+                break
+            observed = larger
+    return observed
+
+
+def _op_by_op(model: Any) -> Any:
+    """Recurrent layers of the CPU would be one op, which computes in fp32 inside."""
+    has_recurrent = any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
+    return torch.backends.mkldnn.flags(enabled=not has_recurrent)
+
+
+def _observe(
+    trial: Trial, examples: Examples, reference: Reference, dtype: Dtype, scale: float
+) -> Observed:
+    where = Whereabouts(trial.model, keeps=True)
+    watch = LowPrecision(where)
+    redrawing = Redrawing(reference.draws, 0, examples.num, examples.num)
+    casting = torch.autocast("cuda", dtype=_DTYPES[dtype])
+    around = (where, watch, redrawing, cuda_casts.switched_on(), _op_by_op(trial.model))
+    try:
+        ran = trial.run(examples.whole, *around, forward=(casting,), scale=scale)
+    except Exception as error:
+        module, op = watch.failed or (where.failed, None)
+        raise Broken(error, module, op) from error
+    there = reference.fp32_gradient != 0
+    lost = there & (ran.gradient == 0)
+    return Observed(
+        scale=scale,
+        loss=ran.loss,
+        gradient=ran.gradient,
+        zeroed_ratio=float(lost.sum() / there.sum().clamp(min=1)),
+        overflows=[o for o in watch.overflows if (o.module, o.op) not in reference.infinite],
+        largest=watch.largest,
+        largest_in=watch.largest_in,
+        calls=where.calls,
+        emulated=watch.emulated,
+    )
