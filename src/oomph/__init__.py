@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from oomph.errors import OomphError as OomphError
     from oomph.records.script import Script as Script
     from oomph.records.workload import Workload as Workload
+    from oomph.verbs import check as check
     from oomph.verbs import gpu_utilisation as gpu_utilisation
     from oomph.verbs import gpus as gpus
     from oomph.verbs import load_plan as load_plan
@@ -31,6 +32,7 @@ _HOMES = {
     "OomphError": ("oomph.errors", "OomphError"),
     "Script": ("oomph.records.script", "Script"),
     "Workload": ("oomph.records.workload", "Workload"),
+    "check": ("oomph.verbs", "check"),
     "gpu_utilisation": ("oomph.verbs", "gpu_utilisation"),
     "gpu_utilization": ("oomph.verbs", "gpu_utilisation"),
     "gpus": ("oomph.verbs", "gpus"),
@@ -46,6 +48,7 @@ __all__ = [
     "Script",
     "Workload",
     "__version__",
+    "check",
     "gpu_utilisation",
     "gpu_utilization",
     "gpus",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from oomph.records.workload import Workload
 
@@ -157,7 +157,7 @@ class Experts(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         shares = self.gate(x).softmax(-1)
         out = sum(shares[:, i : i + 1] * expert(x) for i, expert in enumerate(self.experts))
-        busy = F.one_hot(shares.argmax(-1), 2).to(shares.dtype).mean(0)
+        busy = functional.one_hot(shares.argmax(-1), 2).to(shares.dtype).mean(0)
         return out, 2 * (busy * shares.mean(0)).sum()
 
 
@@ -211,11 +211,11 @@ class WithDropPath(nn.Module):
 
 
 def cross_entropy(**options: Any) -> Callable[[Any, Any], Any]:
-    return lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"], **options)
+    return lambda model, batch: functional.cross_entropy(model(batch["x"]), batch["y"], **options)
 
 
 def per_word(**options: Any) -> Callable[[Any, Any], Any]:
-    return lambda model, batch: F.cross_entropy(
+    return lambda model, batch: functional.cross_entropy(
         model(batch["x"]).flatten(0, 1), batch["y"].flatten(), **options
     )
 
@@ -223,11 +223,11 @@ def per_word(**options: Any) -> Callable[[Any, Any], Any]:
 def class_weights(model: Any, batch: Any) -> Any:
     logits = model(batch["x"])
     weight = torch.arange(1.0, CLASSES + 1).to(logits)
-    return F.cross_entropy(logits, batch["y"], weight=weight)
+    return functional.cross_entropy(logits, batch["y"], weight=weight)
 
 
 def by_hand_per_word(model: Any, batch: Any) -> Any:
-    losses = F.cross_entropy(
+    losses = functional.cross_entropy(
         model(batch["x"]).flatten(0, 1), batch["y"].flatten(), reduction="none"
     )
     mask = batch["mask"].flatten()
@@ -236,25 +236,29 @@ def by_hand_per_word(model: Any, batch: Any) -> Any:
 
 def mean_of_sentence_means(model: Any, batch: Any) -> Any:
     logits = model(batch["x"])
-    losses = F.cross_entropy(logits.transpose(1, 2), batch["y"], reduction="none")
+    losses = functional.cross_entropy(logits.transpose(1, 2), batch["y"], reduction="none")
     return (losses.sum(1) / batch["lengths"]).mean()
 
 
 def next_word(model: Any, batch: Any) -> Any:
     """A language model's loss: padding is word 0."""
     logits = model(batch["x"])[:, :-1]
-    return F.cross_entropy(logits.flatten(0, 1), batch["x"][:, 1:].flatten(), ignore_index=0)
+    return functional.cross_entropy(
+        logits.flatten(0, 1), batch["x"][:, 1:].flatten(), ignore_index=0
+    )
 
 
 def focal(model: Any, batch: Any) -> Any:
-    losses = F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+    losses = functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
     return ((1 - torch.exp(-losses)) ** 2 * losses).mean()
 
 
 def focal_per_positive(model: Any, batch: Any) -> Any:
     """RetinaNet's: the sum divided by the number of positives."""
-    targets = F.one_hot(batch["y"], CLASSES)[:, 1:].to(torch.get_default_dtype())
-    losses = F.binary_cross_entropy_with_logits(model(batch["x"])[:, 1:], targets, reduction="sum")
+    targets = functional.one_hot(batch["y"], CLASSES)[:, 1:].to(torch.get_default_dtype())
+    losses = functional.binary_cross_entropy_with_logits(
+        model(batch["x"])[:, 1:], targets, reduction="sum"
+    )
     return losses / targets.sum()
 
 
@@ -263,11 +267,12 @@ def ctc(model: Any, batch: Any) -> Any:
     logits = model(batch["x"]).transpose(0, 1).log_softmax(-1)
     targets = batch["x"][:, :2] % (CLASSES - 1) + 1
     n = targets.size(0)
-    return F.ctc_loss(logits, targets, torch.full((n,), LENGTH), torch.full((n,), 2))
+    return functional.ctc_loss(logits, targets, torch.full((n,), LENGTH), torch.full((n,), 2))
 
 
 def triplet(model: Any, batch: Any) -> Any:
-    return F.triplet_margin_loss(*(model(x) for x in batch), margin=5.0)
+    anchor, positive, negative = (model(x) for x in batch)
+    return functional.triplet_margin_loss(anchor, positive, negative, margin=5.0)
 
 
 def hardest_triplet(model: Any, batch: Any) -> Any:
@@ -279,8 +284,8 @@ def hardest_triplet(model: Any, batch: Any) -> Any:
 
 
 def info_nce(model: Any, batch: Any) -> Any:
-    one, other = (F.normalize(model(x), dim=-1) for x in batch)
-    return F.cross_entropy(one @ other.T / 0.1, torch.arange(one.size(0)))
+    one, other = (functional.normalize(model(x), dim=-1) for x in batch)
+    return functional.cross_entropy(one @ other.T / 0.1, torch.arange(one.size(0)))
 
 
 def barlow(model: Any, batch: Any) -> Any:
@@ -303,13 +308,13 @@ def dice_per_example(model: Any, batch: Any) -> Any:
 
 def with_balance(model: Any, batch: Any) -> Any:
     out, balance = model(batch["x"])
-    return F.cross_entropy(out, batch["y"]) + 0.1 * balance
+    return functional.cross_entropy(out, batch["y"]) + 0.1 * balance
 
 
 def mixup(model: Any, batch: Any) -> Any:
     other = torch.randperm(batch["x"].size(0))
     logits = model(0.7 * batch["x"] + 0.3 * batch["x"][other])
-    return 0.7 * F.cross_entropy(logits, batch["y"]) + 0.3 * F.cross_entropy(
+    return 0.7 * functional.cross_entropy(logits, batch["y"]) + 0.3 * functional.cross_entropy(
         logits, batch["y"][other]
     )
 
@@ -319,13 +324,13 @@ def sampled_negatives(model: Any, batch: Any) -> Any:
     one, other = (model(x) for x in batch)
     n = one.size(0)
     negative = other[torch.randint(0, n, (n,))]
-    return F.softplus((one * negative).sum(-1) - (one * other).sum(-1)).mean()
+    return functional.softplus((one * negative).sum(-1) - (one * other).sum(-1)).mean()
 
 
 def with_decay(reduction: str) -> Callable[[Any, Any], Any]:
     def loss(model: Any, batch: Any) -> Any:
         decay = 0.1 * sum(p.square().sum() for p in model.parameters())
-        return F.cross_entropy(model(batch["x"]), batch["y"], reduction=reduction) + decay
+        return functional.cross_entropy(model(batch["x"]), batch["y"], reduction=reduction) + decay
 
     return loss
 
@@ -333,14 +338,14 @@ def with_decay(reduction: str) -> Callable[[Any, Any], Any]:
 def evidence_bound(model: Any, batch: Any) -> Any:
     again, mean, log_var = model(batch["x"])
     divergence = -0.5 * (1 + log_var - mean**2 - log_var.exp()).sum(-1).mean()
-    return F.mse_loss(again, batch["x"]) + divergence
+    return functional.mse_loss(again, batch["x"]) + divergence
 
 
 def denoising(model: Any, batch: Any) -> Any:
     """A diffusion step: a time and noise for each example."""
     time = torch.randint(0, 10, (batch["x"].size(0), 1)) / 10
     noise = torch.randn_like(batch["x"])
-    return F.mse_loss(model((1 - time) * batch["x"] + time * noise), noise[:, :CLASSES])
+    return functional.mse_loss(model((1 - time) * batch["x"] + time * noise), noise[:, :CLASSES])
 
 
 def gradient_penalty(model: Any, batch: Any) -> Any:
@@ -353,7 +358,7 @@ def gradient_penalty(model: Any, batch: Any) -> Any:
 def two_divisors(model: Any, batch: Any) -> Any:
     """One term per word and one per sentence: no weight is right for both."""
     logits = model(batch["x"])
-    words = F.cross_entropy(logits.flatten(0, 1), batch["y"].flatten())
+    words = functional.cross_entropy(logits.flatten(0, 1), batch["y"].flatten())
     return words + logits.mean(1).square().mean()
 
 
@@ -363,7 +368,7 @@ def frames(n: int) -> dict[str, torch.Tensor]:
 
 
 def over_frames(model: Any, batch: Any) -> Any:
-    return F.cross_entropy(model(batch["x"]).unflatten(0, (-1, 4)).mean(1), batch["y"])
+    return functional.cross_entropy(model(batch["x"]).unflatten(0, (-1, 4)).mean(1), batch["y"])
 
 
 def listed(n: int) -> dict[str, Any]:
@@ -373,7 +378,9 @@ def listed(n: int) -> dict[str, Any]:
 
 def over_list(model: Any, batch: Any) -> Any:
     out = model(batch["x"])
-    return sum((row[: len(t)] - t.to(row)).square().sum() for row, t in zip(out, batch["y"], strict=True))
+    return sum(
+        (row[: len(t)] - t.to(row)).square().sum() for row, t in zip(out, batch["y"], strict=True)
+    )
 
 
 CASES = {
@@ -427,7 +434,9 @@ CASES = {
     "an LSTM with time first": Case(TimeFirst, time_first, cross_entropy()),
     "SyncBatchNorm in eval mode": Case(cnn(frozen_sync_norm), images, cross_entropy()),
     "BatchNorm1d deep inside": Case(
-        lambda: nn.Sequential(nn.Linear(WIDTH, 16), nn.Sequential(nn.BatchNorm1d(16)), nn.Linear(16, CLASSES)),
+        lambda: nn.Sequential(
+            nn.Linear(WIDTH, 16), nn.Sequential(nn.BatchNorm1d(16)), nn.Linear(16, CLASSES)
+        ),
         rows,
         cross_entropy(),
         None,

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional
+
+from oomph.records.workload import Workload
 from stability.accumulations import (
     CLASSES,
     LENGTH,
@@ -25,10 +29,6 @@ from stability.accumulations import (
     rows,
     sentences,
 )
-from torch import nn
-from torch.nn import functional as F
-
-from oomph.records.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Case:
 class Body(nn.Module):
     """Two layers with something in between."""
 
-    def __init__(self, between: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, between: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(WIDTH, 16), nn.Linear(16, CLASSES)
         self.between = between
@@ -67,22 +67,18 @@ class Body(nn.Module):
         return self.last(self.between(self.first(x)))
 
 
-def body(between: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], nn.Module]:
-    return lambda: Body(between)
-
-
 class Between(nn.Module):
     """A function as a module of its own, to be found by its name."""
 
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.function(x)
 
 
-def named(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], nn.Module]:
+def named(function: Callable[[torch.Tensor], Any]) -> Callable[[], nn.Module]:
     return lambda: Body(Between(function))
 
 
@@ -110,13 +106,15 @@ class SafeSquare(torch.autograd.Function):
     """The same, as torch's documents have it."""
 
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+    @torch.amp.custom_fwd(  # type: ignore[untyped-decorator]
+        device_type="cuda", cast_inputs=torch.float32
+    )
     def forward(ctx: Any, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x, matrix)
         return x @ matrix
 
     @staticmethod
-    @torch.amp.custom_bwd(device_type="cuda")
+    @torch.amp.custom_bwd(device_type="cuda")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         x, matrix = ctx.saved_tensors
         return grads[0] @ matrix.T, x.T @ grads[0]
@@ -149,7 +147,7 @@ def small_epsilon(x: torch.Tensor) -> torch.Tensor:
     return x / (shifted + 1e-8) * 1e-8
 
 
-def attention(mask: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], nn.Module]:
+def attention(mask: Callable[[torch.Tensor], Any]) -> Callable[[], nn.Module]:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -165,7 +163,7 @@ def attention(mask: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], nn.M
     return Attention
 
 
-def _future(scores: torch.Tensor) -> torch.Tensor:
+def _future() -> torch.Tensor:
     return torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
 
 
@@ -179,7 +177,7 @@ class Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         for layer in self.layers:
-            x = layer(F.layer_norm(x, (WIDTH,))).tanh() + self.growth * x
+            x = layer(functional.layer_norm(x, (WIDTH,))).tanh() + self.growth * x
         return self.head(x)
 
 
@@ -260,7 +258,7 @@ def values(size: float) -> Callable[[int], dict[str, torch.Tensor]]:
 
 
 def squared(model: Any, batch: Any) -> Any:
-    return F.mse_loss(model(batch["x"]).float(), batch["y"])
+    return functional.mse_loss(model(batch["x"]).float(), batch["y"])
 
 
 def squared_in_low(model: Any, batch: Any) -> Any:
@@ -271,22 +269,22 @@ def squared_in_low(model: Any, batch: Any) -> Any:
 
 
 def times(factor: float) -> Callable[[Any, Any], Any]:
-    return lambda model, batch: factor * F.cross_entropy(model(batch["x"]), batch["y"])
+    return lambda model, batch: factor * functional.cross_entropy(model(batch["x"]), batch["y"])
 
 
 def blown_up(model: Any, batch: Any) -> Any:
     """With logits of a size that softmax can do with."""
-    return F.cross_entropy(model(batch["x"]).float() / 1e6, batch["y"])
+    return functional.cross_entropy(model(batch["x"]).float() / 1e6, batch["y"])
 
 
 def after_sigmoid(model: Any, batch: Any) -> Any:
-    truth = F.one_hot(batch["y"], CLASSES).to(torch.get_default_dtype())
-    return F.binary_cross_entropy(model(batch["x"]).sigmoid(), truth)
+    truth = functional.one_hot(batch["y"], CLASSES).to(torch.get_default_dtype())
+    return functional.binary_cross_entropy(model(batch["x"]).sigmoid(), truth)
 
 
 def with_logits(model: Any, batch: Any) -> Any:
-    truth = F.one_hot(batch["y"], CLASSES).to(torch.get_default_dtype())
-    return F.binary_cross_entropy_with_logits(model(batch["x"]), truth)
+    truth = functional.one_hot(batch["y"], CLASSES).to(torch.get_default_dtype())
+    return functional.binary_cross_entropy_with_logits(model(batch["x"]), truth)
 
 
 class _TimesSmall(torch.autograd.Function):
@@ -310,10 +308,11 @@ class SmallInside(nn.Module):
         self.plain, self.faint = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: torch.Tensor) -> Any:
-        return self.plain(x) + _TimesSmall.apply(self.faint(x), 1e-14)
+        faint: Any = _TimesSmall.apply
+        return self.plain(x) + faint(self.faint(x), 1e-14)
 
 
-def fourier(x: torch.Tensor) -> torch.Tensor:
+def fourier(x: torch.Tensor) -> Any:
     return torch.fft.rfft(x).abs().repeat(1, 2)[:, :16]
 
 
@@ -330,7 +329,7 @@ CASES = {
         mlp(), rows, after_sigmoid, "fails", "fails", None, None, "unsafe to autocast"
     ),
     "a mask of -1e9": Case(
-        attention(lambda s: s.masked_fill(_future(s), -1e9)),
+        attention(lambda s: s.masked_fill(_future(), -1e9)),
         sentences,
         per_word(),
         "fails",
@@ -340,13 +339,27 @@ CASES = {
         "without overflow",
     ),
     "writing into an fp32 buffer": Case(
-        named(write_into_buffer), rows, cross_entropy(), "fails", "fails", "between", None, "ndex put"
+        named(write_into_buffer),
+        rows,
+        cross_entropy(),
+        "fails",
+        "fails",
+        "between",
+        None,
+        "ndex put",
     ),
     "an inverse": Case(
         lambda: Moments(in_fp32=False), rows, cross_entropy(), "fails", "fails", "", None, "inv"
     ),
     "a function of one's own": Case(
-        lambda: WithFunction(Square), rows, cross_entropy(), "fails", "fails", "", "mm", "same dtype"
+        lambda: WithFunction(Square),
+        rows,
+        cross_entropy(),
+        "fails",
+        "fails",
+        "",
+        "mm",
+        "same dtype",
     ),
     "raw inputs up to 100000": Case(
         mlp(), wide_rows(3e4, 1e5), cross_entropy(), "fails", "passes", "0", "_to_copy", "infinity"
@@ -361,7 +374,14 @@ CASES = {
         named(rms_norm), rows, cross_entropy(), "fails", "passes", "between", "mul", "infinity"
     ),
     "positions in low precision": Case(
-        lambda: Positions(in_fp32=False), rows, cross_entropy(), "fails", "fails", "sines", None, "wrong by"
+        lambda: Positions(in_fp32=False),
+        rows,
+        cross_entropy(),
+        "fails",
+        "fails",
+        "sines",
+        None,
+        "wrong by",
     ),
     "gradients of 1e-14 inside": Case(
         SmallInside, rows, cross_entropy(), "fails", "passes", "faint", None, "become 0"
@@ -374,20 +394,32 @@ CASES = {
     "a function with custom_fwd": Case(lambda: WithFunction(SafeSquare), rows, cross_entropy()),
     "an island by the tensor's device": Case(Rotary, rows, cross_entropy()),
     "a mask of -inf": Case(
-        attention(lambda s: s.masked_fill(_future(s), -math.inf)), sentences, per_word()
+        attention(lambda s: s.masked_fill(_future(), -math.inf)), sentences, per_word()
     ),
     "a mask of finfo's minimum": Case(
-        attention(lambda s: s + torch.zeros_like(s).masked_fill(_future(s), torch.finfo(s.dtype).min)),
+        attention(
+            lambda s: s + torch.zeros_like(s).masked_fill(_future(), torch.finfo(s.dtype).min)
+        ),
         sentences,
         per_word(),
     ),
     "an fp32 mask cast down": Case(
-        attention(lambda s: s + (_future(s).float() * -1e30).to(s.dtype)), sentences, per_word(), said="harmless"
+        attention(lambda s: s + (_future().float() * -1e30).to(s.dtype)),
+        sentences,
+        per_word(),
+        said="harmless",
     ),
     "tied weights and a GRU": Case(TiedModel, sentences, next_word),
     "in-batch negatives": Case(mlp(), pairs, info_nce),
     "a transform of 16 values": Case(
-        named(fourier), rows, cross_entropy(), "uncertain", "fails", "between", None, "Unsupported dtype"
+        named(fourier),
+        rows,
+        cross_entropy(),
+        "uncertain",
+        "fails",
+        "between",
+        None,
+        "Unsupported dtype",
     ),
     "squares of 300 in low precision": Case(
         mlp(), values(300), squared_in_low, "fails", "passes", None, "mul", "infinity"
@@ -397,9 +429,14 @@ CASES = {
         Teacher, rows, cross_entropy(), "fails", "fails", "net", None, "points elsewhere"
     ),
     "values of 20000": Case(
-        named(lambda x: x * 20000), rows, lambda m, b: 1e-4 * m(b["x"]).float().square().mean(), "uncertain", "passes", "between", None, "65504"
+        named(lambda x: x * 20000),
+        rows,
+        lambda m, b: 1e-4 * m(b["x"]).float().square().mean(),
+        "uncertain",
+        "passes",
+        "between",
+        None,
+        "65504",
     ),
-    "float16 made by hand": Case(
-        named(lambda x: x.half().float()), rows, cross_entropy()
-    ),
+    "float16 made by hand": Case(named(lambda x: x.half().float()), rows, cross_entropy()),
 }

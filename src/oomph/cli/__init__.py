@@ -11,7 +11,7 @@ import os
 import sys
 
 from oomph import __version__
-from oomph.cli import calibrate, gpus, plan, predict
+from oomph.cli import calibrate, check, gpus, plan, predict
 from oomph.errors import EXIT_UNREADABLE, EXIT_USAGE, OomphError, Unreadable, UsageError
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-_VERBS = {"plan": plan, "predict": predict, "gpus": gpus, "calibrate": calibrate}
+_VERBS = {
+    "plan": plan,
+    "predict": predict,
+    "check": check,
+    "gpus": gpus,
+    "calibrate": calibrate,
+}
 _SHELLS = ("bash", "zsh", "fish")
 _EXIT_CODES = """\
 exit codes:

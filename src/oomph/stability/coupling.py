@@ -1,3 +1,4 @@
+# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
 # mypy: disallow-untyped-calls=False
 """Gradients that do not add up -> the module or the loss in which examples meet, and what to do.
 
@@ -12,9 +13,9 @@ from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from oomph.records.check import Finding
+from oomph.stability.modes import EveryOp, name_of
 from oomph.stability.whereabouts import Call, Whereabouts
 
 _AS_CLOSE = 1e-6  # of a module's outputs, in fp64, relative to their largest
@@ -42,7 +43,7 @@ _DO_LOSS = (
 )
 
 
-class Pairs(TorchDispatchMode):
+class Pairs(EveryOp):
     """Notes ops in the loss that give a value for every pair of examples."""
 
     def __init__(self, whereabouts: Whereabouts, num: int) -> None:
@@ -55,9 +56,9 @@ class Pairs(TorchDispatchMode):
         is_forward = torch._C._current_autograd_node() is None
         if self.op is None and is_forward and isinstance(out, torch.Tensor):
             sides = [size for size in out.shape if size >= self._num and size % self._num == 0]
-            is_made_of_two = op._schema.name[6:] in ("mm", "bmm", "addmm", "cdist", "_cdist_forward")
+            is_made_of_two = name_of(op) in ("mm", "bmm", "addmm", "cdist", "_cdist_forward")
             if is_made_of_two and len(sides) >= 2 and sides[0] == sides[1]:
-                self.op = op._schema.name[6:]
+                self.op = name_of(op)
         return out
 
 
@@ -68,7 +69,8 @@ def first_meeting(whole: Sequence[Call], pieces: Sequence[Sequence[Call]]) -> Ca
     """
     if any([c.module for c in calls] != [c.module for c in whole] for calls in pieces):
         return None
-    for call, *parts in zip(whole, *pieces, strict=True):
+    for place, call in enumerate(whole):
+        parts = [calls[place] for calls in pieces]
         is_given_the_same = _agree(call.given, [part.given for part in parts])
         if is_given_the_same and not _agree(call.gave, [part.gave for part in parts]):
             return call
@@ -108,7 +110,7 @@ def finding_of(
     if met is not None:
         return _in_the_model(model, met.module, mixing)
     if mixing:
-        op = sorted(mixing)[0]
+        op = min(mixing)
         return _finding("examples are mixed with others of the batch", None, op, _DO_MIXING)
     if pairs:
         what = "every example is compared with every other (contrastive, in-batch negatives)"
@@ -130,7 +132,7 @@ def _in_the_model(model: Any, name: str, mixing: set[str]) -> Finding:
         what = f"{kind} normalises by the statistics of the micro-batch"
         return _finding(what, name, "batch_norm", _DO_NORM)
     if mixing:
-        op = sorted(mixing)[0]
+        op = min(mixing)
         what = f"{kind} mixes examples with others of the batch"
         return _finding(what, name, op, _DO_MIXING)
     what = f"in {kind}, what comes out for an example depends on the others of the batch"

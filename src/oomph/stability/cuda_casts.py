@@ -1,3 +1,4 @@
+# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
 # mypy: disallow-untyped-calls=False
 """torch.autocast("cuda") for tensors of the CPU: the same ops are cast, to the same dtypes.
 
@@ -90,7 +91,9 @@ def _to_fp32(op: Any, args: Any, kwargs: Any) -> Any:
 
 def _in_widest(op: Any, args: Any, kwargs: Any) -> Any:
     has_fp32 = any(t.dtype == torch.float32 for t in _tensors((*args, *kwargs.values())))
-    return _called(op, args, kwargs, torch.float32 if has_fp32 else torch.get_autocast_dtype("cuda"))
+    return _called(
+        op, args, kwargs, torch.float32 if has_fp32 else torch.get_autocast_dtype("cuda")
+    )
 
 
 _KERNELS: dict[str, Callable[[Any, Any, Any], Any]] = {

@@ -1,3 +1,4 @@
+# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
 # mypy: disallow-untyped-calls=False
 """Workload -> is the gradient of the split batch the gradient of the whole?
 
@@ -32,6 +33,8 @@ _REFUSED = (RuntimeError, ValueError, IndexError, AssertionError)
 
 def check_accumulation(workload: Workload, examples: Examples) -> AccumulationCheck:
     """Run the whole batch and its pieces, and compare. Raises what the user's code raises."""
+    if examples.cannot_split is not None:
+        return _uncertain(f"the batch cannot be split: {examples.cannot_split}", ())
     trial, notes = widest(workload, examples.whole)
     limits = [*examples.notes, *notes]
     runs = _Runs(trial, examples)
@@ -115,7 +118,10 @@ def _judged(runs: _Runs, whole: Ran, split: _Split, limits: list[str]) -> Accumu
         "divided_ratio": _apart(whole.gradient, sum(gradients) / len(gradients)),
     }
     if not runs.is_aligned:
-        limits = [*limits, "random numbers are drawn in another order for pieces than for the whole"]
+        limits = [
+            *limits,
+            "random numbers are drawn in another order for pieces than for the whole",
+        ]
     if residual > runs.tolerance:
         return _coupled(runs, whole, split, figures, limits)
     if weights is None:
@@ -159,7 +165,9 @@ def fitted(whole: Any, pieces: Sequence[Any]) -> tuple[list[float] | None, float
 def _coupled(
     runs: _Runs, whole: Ran, split: _Split, figures: dict[str, Any], limits: list[str]
 ) -> AccumulationCheck:
-    finding = coupling.constant_term() if _is_constant_term(runs, whole, split) else _where(runs, split)
+    finding = (
+        coupling.constant_term() if _is_constant_term(runs, whole, split) else _where(runs, split)
+    )
     return AccumulationCheck(
         verdict="fails" if runs.is_aligned else "uncertain",
         conclusion=(
@@ -214,7 +222,7 @@ def _where(runs: _Runs, split: _Split) -> Finding:
 
 def _moved_buffers(runs: _Runs, whole: Ran) -> tuple[Finding, ...]:
     """State that forward changes: it will be changed once for each piece."""
-    before = {name: value for name, value in _buffers_before(runs.trial).items()}
+    before = _buffers_before(runs.trial)
     moved = [
         name
         for name, value in whole.buffers.items()

@@ -1,3 +1,4 @@
+# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
 # mypy: disallow-untyped-calls=False
 """A workload's batch -> a few real examples, and any of them as a smaller batch.
 
@@ -37,6 +38,7 @@ class Examples:
     num: int
     axes: Mapping[str, Axis | None]  # by path; None: a list with an item for each example
     notes: tuple[str, ...] = ()
+    cannot_split: str | None = None  # why it cannot be divided
 
     def piece(self, start: int, stop: int) -> Any:
         """The examples from `start` to `stop`, as a batch."""
@@ -58,17 +60,19 @@ class Examples:
 _NONE: Any = object()
 
 
-class CannotBeSplit(Exception):
+class _NotInProportion(Exception):
     """A part of the batch that goes with its examples, though not in proportion."""
 
 
 def take(batch: Any, num: int, seed: int = 0) -> Examples:
-    """`num` examples, or as many as a given batch has. Raises UsageError, CannotBeSplit."""
-    if callable(batch):
-        whole, fewer = (_made(batch, size, seed) for size in (num, num - 2))
+    """`num` examples, or as many as a given batch has. Raises UsageError."""
+    if not callable(batch):
+        return _given(batch, num)
+    whole, fewer = (_made(batch, size, seed) for size in (num, num - 2))
+    try:
         axes = _compared(whole, fewer, num)
-    else:
-        whole, num, axes = _given(batch, num)
+    except _NotInProportion as error:
+        return Examples(whole, num, {}, cannot_split=str(error))
     if not axes:
         raise UsageError(
             f"batch({num}) does not have {num} examples",
@@ -118,11 +122,11 @@ def _grown(path: str, shape: Any, other: Any, num: int) -> Axis | None:
         and rows > 0
     )
     if not is_in_proportion:
-        raise CannotBeSplit(f"{path or 'the batch'} has shape {list(shape)} for {num} examples")
+        raise _NotInProportion(f"batch{path} has shape {list(shape)} for {num} examples")
     return Axis(grown[0], rows)
 
 
-def _given(batch: Any, num: int) -> tuple[Any, int, dict[str, Axis | None]]:
+def _given(batch: Any, num: int) -> Examples:
     """One batch as an example: its first rows."""
     sizes = [
         leaf.shape[0]
@@ -145,7 +149,7 @@ def _given(batch: Any, num: int) -> tuple[Any, int, dict[str, Axis | None]]:
         if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == has:
             axes[path] = Axis(0, 1)
     num = min(num, has)
-    return Examples(batch, has, axes).piece(0, num), num, axes
+    return Examples(Examples(batch, has, axes).piece(0, num), num, axes)
 
 
 # ---- batches that are only shapes ------------------------------------------------------------

@@ -1,3 +1,4 @@
+# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
 # mypy: disallow-untyped-calls=False
 """Ops in fp16 and bf16 on the CPU, as a GPU computes them; and what goes wrong in them.
 
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from oomph.stability.cuda_casts import LOW
+from oomph.stability.modes import EveryOp, name_of
 from oomph.stability.whereabouts import Whereabouts
 
 _PRODUCTS = frozenset(
@@ -40,7 +41,7 @@ class Overflow:
     dtype: str
 
 
-class LowPrecision(TorchDispatchMode):
+class LowPrecision(EveryOp):
     """Computes as a GPU does, and looks at every result of forward."""
 
     def __init__(self, where: Whereabouts) -> None:
@@ -60,22 +61,22 @@ class LowPrecision(TorchDispatchMode):
         try:
             out = self._computed(op, args, kwargs)
         except Exception:
-            self.failed = self.failed or (self._where.module, _name(op))
+            self.failed = self.failed or (self._where.module, name_of(op))
             raise
-        if is_forward and "empty" not in _name(op):  # nobody has written to that yet
+        if is_forward and "empty" not in name_of(op):  # nobody has written to that yet
             self._look(op, out, lambda: was_finite or _are_finite((args, kwargs)))
         return out
 
     def _computed(self, op: Any, args: Any, kwargs: Any) -> Any:
-        if _name(op) in _PRODUCTS and _are_all_low((args, kwargs)):
+        if name_of(op) in _PRODUCTS and _are_all_low((args, kwargs)):
             return _in_fp32(op, args, kwargs)
         try:
             return op(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
             is_lack = "not implemented for" in str(error) and _has_low((args, kwargs))
-            if not is_lack or _name(op) in _LACKED_BY_CUDA:
+            if not is_lack or name_of(op) in _LACKED_BY_CUDA:
                 raise
-            self.emulated.add(_name(op))
+            self.emulated.add(name_of(op))
             return _in_fp32(op, args, kwargs)
 
     def _look(self, op: Any, out: Any, were_finite: Callable[[], bool]) -> None:
@@ -89,9 +90,7 @@ class LowPrecision(TorchDispatchMode):
                 bad = tensor.detach()[~torch.isfinite(tensor)]
                 is_low_end = bool((bad == float("-inf")).all())
                 dtype = str(tensor.dtype).removeprefix("torch.")
-                self.overflows.append(
-                    Overflow(self._where.module, _name(op), is_low_end, dtype)
-                )
+                self.overflows.append(Overflow(self._where.module, name_of(op), is_low_end, dtype))
 
 
 def _in_fp32(op: Any, args: Any, kwargs: Any) -> Any:
@@ -110,10 +109,6 @@ def _widened(tensor: Any) -> Any:
 
 def _rounded(tensor: Any, dtype: Any) -> Any:
     return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
-
-
-def _name(op: Any) -> str:
-    return str(op._schema.name).partition("::")[2]
 
 
 def _is_low(value: Any) -> bool:

@@ -1,3 +1,4 @@
+# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
 # mypy: disallow-untyped-calls=False
 """The weights that a split batch needs -> what its loss divides by.
 
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from oomph.records.check import Normaliser
 from oomph.stability.examples import leaves
+from oomph.stability.modes import EveryOp, name_of
 
 _IGNORED = -100  # torch's own ignore_index, and that of transformers
 _LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
@@ -33,7 +34,7 @@ class Divisor:
     is_weighted: bool  # classes have weights
 
 
-class Divisors(TorchDispatchMode):
+class Divisors(EveryOp):
     """Reads off what torch's losses divide by."""
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class Divisors(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = op(*args, **(kwargs or {}))
-        if op._schema.name[6:] in _LOSSES and args[_REDUCTION] == _MEAN:
+        if name_of(op) in _LOSSES and args[_REDUCTION] == _MEAN:
             self.found.append(Divisor(float(out[1]), args[_WEIGHT] is not None))
         return out
 

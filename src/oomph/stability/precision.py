@@ -1,3 +1,4 @@
+# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
 # mypy: disallow-untyped-calls=False
 """Workload -> will autocast to fp16 or bf16 train this model, and if not, which op breaks it?
 
@@ -8,8 +9,8 @@ the model is given: activations grow later, and may then overflow.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,10 +20,11 @@ from oomph.records.check import PrecisionCheck
 from oomph.records.workload import Workload
 from oomph.stability import cuda_casts, precision_findings
 from oomph.stability.examples import Examples
-from oomph.stability.low_precision import LowPrecision, Overflow
+from oomph.stability.low_precision import LowPrecision
+from oomph.stability.observed import Broken, Observed, Reference
 from oomph.stability.randomness import Drawing, Draws, Redrawing
 from oomph.stability.trial import Trial, widest
-from oomph.stability.whereabouts import Call, Whereabouts
+from oomph.stability.whereabouts import Whereabouts
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FIRST_SCALE = 2.0**16  # torch.amp.GradScaler(init_scale=)
@@ -31,46 +33,6 @@ _LARGER = (2.0**20, 2.0**24, 2.0**28, 2.0**32)
 # Of the values of a gradient, that became 0: more is lost (good models: 0 to 1 %).
 MOST_ZEROED = 0.05
 _FIRST_STEP = "values are those of the first step: they may grow"
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The step in fp64, what it drew, and what is not finite in it either (masks of -inf)."""
-
-    trial: Trial
-    gradient: Any
-    fp32_gradient: Any
-    draws: Draws
-    calls: list[Call]
-    infinite: set[tuple[str | None, str]]  # module and op
-    limits: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Observed:
-    """One step under autocast."""
-
-    scale: float
-    loss: float
-    gradient: Any
-    zeroed_ratio: float
-    overflows: list[Overflow]
-    largest: float
-    largest_in: str | None
-    calls: list[Call]
-    emulated: set[str]
-
-    @property
-    def is_finite(self) -> bool:
-        return bool(torch.isfinite(self.gradient).all())
-
-
-class Broken(Exception):
-    """What autocast makes the user's code raise, and where."""
-
-    def __init__(self, error: Exception, module: str | None, op: str | None) -> None:
-        super().__init__(str(error))
-        self.error, self.module, self.op = error, module, op
 
 
 def check_precision(
@@ -146,10 +108,16 @@ def _scaled(trial: Trial, examples: Examples, reference: Reference, dtype: Dtype
     return observed
 
 
-def _op_by_op(model: Any) -> Any:
+@contextlib.contextmanager
+def _op_by_op(model: Any) -> Iterator[None]:
     """Recurrent layers of the CPU would be one op, which computes in fp32 inside."""
     has_recurrent = any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
-    return torch.backends.mkldnn.flags(enabled=not has_recurrent)
+    before = bool(torch.backends.mkldnn.enabled)
+    torch._C._set_mkldnn_enabled(before and not has_recurrent)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _observe(

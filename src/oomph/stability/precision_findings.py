@@ -1,3 +1,4 @@
+# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
 # mypy: disallow-untyped-calls=False
 """A step under autocast beside the same step in fp64 -> the verdict, the op and what to do.
 
@@ -14,16 +15,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from oomph.records.check import CheckVerdict, Finding, PrecisionCheck
 from oomph.records.check import LowPrecision as Dtype
-
-if TYPE_CHECKING:
-    from oomph.stability.precision import Broken, Observed, Reference
-    from oomph.stability.whereabouts import Call
+from oomph.stability.observed import Broken, Observed, Reference
+from oomph.stability.whereabouts import Call
 
 _MOST_ERROR = 0.1  # of the whole gradient
 _LEAST_COSINE = 0.95  # of the gradient of one parameter

@@ -1,3 +1,4 @@
+# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
 # mypy: disallow-untyped-calls=False
 """One seed for every generator; and the same random numbers for the same example, in any batch.
 
@@ -13,7 +14,8 @@ import sys
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from oomph.stability.modes import EveryOp, name_of
 
 # They draw from the number of examples itself: a piece cannot have rows of what the whole drew.
 _OF_ALL = "randperm"
@@ -32,7 +34,10 @@ def outside_state() -> tuple[Any, ...]:
     """The state of the generators that torch.utils.checkpoint does not put back."""
     numpy = sys.modules.get("numpy")
     state = () if numpy is None else numpy.random.get_state()[1:3]
-    return (hash(random.getstate()), *(str(part.tobytes() if hasattr(part, "tobytes") else part) for part in state))
+    return (
+        hash(random.getstate()),
+        *(str(part.tobytes() if hasattr(part, "tobytes") else part) for part in state),
+    )
 
 
 def is_random(op: Any) -> bool:
@@ -48,7 +53,7 @@ class Draws:
         self.mixing: set[str] = set()  # ops that draw among the examples of a batch
 
 
-class Drawing(TorchDispatchMode):
+class Drawing(EveryOp):
     """Keeps what is drawn in here."""
 
     def __init__(self, draws: Draws) -> None:
@@ -62,7 +67,7 @@ class Drawing(TorchDispatchMode):
         return out
 
 
-class Redrawing(TorchDispatchMode):
+class Redrawing(EveryOp):
     """Draws again what the whole batch drew: of each call, the rows from `start` to `stop`."""
 
     def __init__(self, draws: Draws, start: int, stop: int, num: int) -> None:
@@ -83,7 +88,7 @@ class Redrawing(TorchDispatchMode):
         _, bounds, values = self._draws.drawn[place]
         if _OF_ALL in str(op) or bounds != _bounds(op, args):
             if _OF_ALL in str(op) or self._num in bounds:
-                self._draws.mixing.add(str(op).split(".")[1])
+                self._draws.mixing.add(name_of(op))
             return out
         outs, kept = _as_list(out), _as_list(values)
         for mine, theirs in zip(outs, kept, strict=True):
@@ -127,4 +132,4 @@ def _copied(out: Any) -> Any:
 
 
 def _as_list(out: Any) -> list[Any]:
-    return [part for part in (out if isinstance(out, list | tuple) else [out])]
+    return list(out) if isinstance(out, list | tuple) else [out]

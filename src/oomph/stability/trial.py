@@ -1,3 +1,4 @@
+# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
 # mypy: disallow-untyped-calls=False
 """A workload -> forward and backward for real, on the CPU, as often as needed from one state.
 
@@ -15,12 +16,12 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from oomph.errors import UsageError
 from oomph.records.workload import Workload
 from oomph.stability.examples import mapped
+from oomph.stability.modes import EveryOp
 from oomph.stability.randomness import seed_everything
 
 _WIDE = {
@@ -129,9 +130,9 @@ def widest(workload: Workload, batch: Any) -> tuple[Trial, tuple[str, ...]]:
 
 
 def built(workload: Workload) -> Any:
-    """The user's model, in training mode; one that is partly in eval mode stays so (frozen norms)."""
-    is_built = isinstance(workload.model, torch.nn.Module)
-    model = copy.deepcopy(workload.model) if is_built else workload.model()
+    """The user's model, in training mode; one with parts in eval mode stays so (frozen norms)."""
+    make: Any = workload.model
+    model = copy.deepcopy(make) if isinstance(make, torch.nn.Module) else make()
     if not any(module.training for module in model.modules()):
         model.train()  # as from_pretrained returns it
     return model.cpu()
@@ -173,7 +174,9 @@ def _num_values(parameter: Any) -> int:
 class _CpuForCuda(TorchFunctionMode):
     """What the user's code sends to a GPU stays here."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function is torch.Tensor.cuda:
             return args[0]
         args, kwargs = tree_map(_on_cpu, (tuple(args), dict(kwargs or {})))
@@ -190,7 +193,7 @@ def on_the_cpu() -> Any:
     return _CpuForCuda()
 
 
-class _Fp64(TorchDispatchMode):
+class _Fp64(EveryOp):
     """A cast to less than fp64 is none."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -3,6 +3,7 @@
 Everything heavy is imported inside the function that needs it.
 """
 
+from oomph.verbs.checks import check
 from oomph.verbs.measurements import calibrate, calibrations, forget_calibrations
 from oomph.verbs.plans import load_plan, plan
 from oomph.verbs.predictions import predict
@@ -21,6 +22,7 @@ __all__ = [
     "calibrations",
     "catalog",
     "catalog_sources",
+    "check",
     "find_gpu",
     "forget_calibrations",
     "free_gpus",
