@@ -68,6 +68,7 @@ class PrecisionCheck(Check):
 
     dtype: LowPrecision
     gradient_error_ratio: float | None = None  # to fp64, of the whole gradient
+    sensitivity_ratio: float | None = None  # to fp64, if only weights and inputs are rounded
     fp32_error_ratio: float | None = None  # the same in fp32: what rounding is worth anyway
     zeroed_ratio: float | None = None  # of the gradient's values: those that became 0
     largest_value: float | None = None  # of forward, in this dtype

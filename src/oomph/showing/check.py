@@ -81,6 +81,8 @@ def _of_precision(check: PrecisionCheck) -> str:
     parts = []
     if check.gradient_error_ratio is not None:
         parts.append(f"gradient off by {check.gradient_error_ratio:.1g}")
+    if check.sensitivity_ratio is not None:
+        parts.append(f"by {check.sensitivity_ratio:.1g} if weights and inputs are rounded")
     if check.fp32_error_ratio is not None:
         parts.append(f"by {check.fp32_error_ratio:.1g} in fp32")
     if check.zeroed_ratio is not None:

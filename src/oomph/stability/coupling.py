@@ -146,11 +146,14 @@ def constant_term() -> Finding:
 
 
 def single_values(model: Any, calls: Sequence[Call]) -> list[str]:
-    """Modules, the model itself aside, that gave or keep a single value for a whole batch."""
+    """Modules that gave or keep a single value for a whole batch.
+
+    Of the model itself one may be the loss; another one is none.
+    """
     gave = [
         call.module
         for call in calls
-        if call.module and any(t.dim() == 0 and t.is_floating_point() for t in call.gave)
+        if sum(t.dim() == 0 and t.is_floating_point() for t in call.gave) > (call.module == "")
     ]
     keep = [
         name

@@ -35,10 +35,8 @@ def check_accumulation(workload: Workload, examples: Examples) -> AccumulationCh
     """Run the whole batch and its pieces, and compare. Raises what the user's code raises."""
     if examples.cannot_split is not None:
         return _uncertain(f"the batch cannot be split: {examples.cannot_split}", ())
-    trial, notes = widest(workload, examples.whole)
+    _, (runs, whole), notes = widest(workload, lambda trial: _first(trial, examples))
     limits = [*examples.notes, *notes]
-    runs = _Runs(trial, examples)
-    whole = runs.whole()
     if not bool(torch.isfinite(whole.gradient).all()) or not bool(whole.gradient.any()):
         return _uncertain(
             "the gradient of the whole batch is 0 or not finite: nothing can be compared", limits
@@ -50,6 +48,11 @@ def check_accumulation(workload: Workload, examples: Examples) -> AccumulationCh
     if isinstance(tried, str):
         return _uncertain(tried, limits)
     return _judged(runs, whole, tried, limits)
+
+
+def _first(trial: Trial, examples: Examples) -> tuple[_Runs, Ran]:
+    runs = _Runs(trial, examples)
+    return runs, runs.whole()
 
 
 class _Runs:

@@ -3,15 +3,17 @@
 """Workload -> will autocast to fp16 or bf16 train this model, and if not, which op breaks it?
 
 A step is run in fp64, in fp32 and under autocast as CUDA does it, with the same random numbers,
-and the gradients are compared. Values are those at the start of training, or of the weights that
-the model is given: activations grow later, and may then overflow.
+and the gradients are compared. How far they may be apart is the model's own: a step in fp64 whose
+weights and inputs alone are rounded says how sensitive its gradient is. Values are those at the
+start of training, or of the weights that the model is given: activations grow later, and may then
+overflow.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,15 +25,15 @@ from oomph.stability.examples import Examples
 from oomph.stability.low_precision import LowPrecision
 from oomph.stability.observed import Broken, Observed, Reference
 from oomph.stability.randomness import Drawing, Draws, Redrawing
-from oomph.stability.trial import Trial, widest
-from oomph.stability.whereabouts import Whereabouts
+from oomph.stability.trial import Trial, rounded_batch, widest
+from oomph.stability.whereabouts import Call, Whereabouts
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FIRST_SCALE = 2.0**16  # torch.amp.GradScaler(init_scale=)
 _SMALLER = (2.0**12, 2.0**8, 2.0**4, 1.0, 2.0**-4, 2.0**-8)
 _LARGER = (2.0**20, 2.0**24, 2.0**28, 2.0**32)
-# Of the values of a gradient, that became 0: more is lost (good models: 0 to 1 %).
-MOST_ZEROED = 0.05
+# Of the values of a gradient, that became 0: where there are more, a larger scale is tried.
+_FEW_ZEROED = 0.002
 _FIRST_STEP = "values are those of the first step: they may grow"
 
 
@@ -47,20 +49,43 @@ def check_precision(
 
 
 def _reference(workload: Workload, examples: Examples, narrow: Trial) -> Reference:
-    trial, limits = widest(workload, examples.whole)
-    draws, where = Draws(), Whereabouts(trial.model, keeps=True)
-    watch = LowPrecision(where)
-    ran = trial.run(examples.whole, where, watch, Drawing(draws))
+    trial, seen, limits = widest(workload, lambda trial: _exact(trial, examples))
+    draws = seen.draws
     again = narrow.run(examples.whole, Redrawing(draws, 0, examples.num, examples.num))
     return Reference(
         trial=trial,
-        gradient=ran.gradient,
+        gradient=seen.gradient,
         fp32_gradient=again.gradient,
         draws=draws,
-        calls=where.calls,
-        infinite={(overflow.module, overflow.op) for overflow in watch.overflows},
+        calls=seen.calls,
+        infinite=seen.infinite,
         limits=(_FIRST_STEP, *limits, *examples.notes, *_recurrent(trial.model)),
     )
+
+
+class _Seen(NamedTuple):
+    """Of the step in fp64."""
+
+    gradient: Any
+    draws: Draws
+    calls: list[Call]
+    infinite: set[tuple[str | None, str]]
+
+
+def _exact(trial: Trial, examples: Examples) -> _Seen:
+    draws, where = Draws(), Whereabouts(trial.model, keeps=True)
+    watch = LowPrecision(where)
+    ran = trial.run(examples.whole, where, watch, Drawing(draws))
+    infinite = {(overflow.module, overflow.op) for overflow in watch.overflows}
+    return _Seen(ran.gradient, draws, where.calls, infinite)
+
+
+def _rounded_gradient(examples: Examples, reference: Reference, dtype: Any) -> Any:
+    """Of the same step in fp64, with weights and inputs rounded to `dtype` and nothing else."""
+    trial = reference.trial
+    redrawing = Redrawing(reference.draws, 0, examples.num, examples.num)
+    with trial.rounded(dtype):
+        return trial.run(rounded_batch(examples.whole, dtype), redrawing).gradient
 
 
 def _recurrent(model: Any) -> list[str]:
@@ -72,20 +97,20 @@ def _recurrent(model: Any) -> list[str]:
 def _checked(
     trial: Trial, examples: Examples, reference: Reference, dtype: Dtype
 ) -> PrecisionCheck:
-    limits = reference.limits
     if not bool(torch.isfinite(reference.gradient).all()) or not bool(reference.gradient.any()):
         return PrecisionCheck(
             verdict="uncertain",
             conclusion="the gradient is 0 or not finite in fp64 already",
             confidence="low",
-            limits=limits,
+            limits=reference.limits,
             dtype=dtype,
         )
     try:
         observed = _scaled(trial, examples, reference, dtype)
     except Broken as broken:
-        return precision_findings.of_error(broken, dtype, limits)
-    return precision_findings.judged(observed, reference, dtype, limits)
+        return precision_findings.of_error(broken, dtype, reference.limits)
+    rounded = _rounded_gradient(examples, reference, _DTYPES[dtype])
+    return precision_findings.judged(observed, reference, rounded, dtype)
 
 
 def _scaled(trial: Trial, examples: Examples, reference: Reference, dtype: Dtype) -> Observed:
@@ -99,10 +124,10 @@ def _scaled(trial: Trial, examples: Examples, reference: Reference, dtype: Dtype
         observed = _observe(trial, examples, reference, dtype, scale)
     if observed.scale == FIRST_SCALE:
         for scale in _LARGER:
-            if observed.zeroed_ratio <= MOST_ZEROED:
+            if observed.zeroed_ratio <= _FEW_ZEROED:
                 break
             larger = _observe(trial, examples, reference, dtype, scale)
-            if not larger.is_finite:
+            if not larger.is_finite or larger.zeroed_ratio >= observed.zeroed_ratio:
                 break
             observed = larger
     return observed

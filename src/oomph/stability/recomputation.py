@@ -39,14 +39,14 @@ def check_checkpointing(
     workload: Workload, examples: Examples, named_blocks: NamedBlocks, recompute: Recompute
 ) -> CheckpointingCheck:
     """Run with and without recomputation, and compare. Raises what the user's code raises."""
-    tried, limits = widest(workload, examples.whole)
+    tried, plain, limits = widest(workload, lambda trial: _step(trial, examples))
     names = [name for name, _ in named_blocks(tried.model)]
     if not names:
         return CheckpointingCheck(
             verdict="skipped", conclusion="the model has no repeated blocks to recompute"
         )
     limits = (*limits, *examples.notes)
-    tries = _Tries(workload, examples, recompute, wide=tried.wide)
+    tries = _Tries(workload, examples, recompute, plain, wide=tried.wide)
     if tries.found("none") is not None:
         return _not_repeatable(len(names), limits)
     found = tries.found("blocks")
@@ -70,11 +70,16 @@ class _Tries:
     """
 
     def __init__(
-        self, workload: Workload, examples: Examples, recompute: Recompute, *, wide: bool
+        self,
+        workload: Workload,
+        examples: Examples,
+        recompute: Recompute,
+        plain: _Step,
+        *,
+        wide: bool,
     ) -> None:
-        self._workload, self._examples = workload, examples
+        self._workload, self._examples, self._plain = workload, examples, plain
         self._recompute, self._wide = recompute, wide
-        self._plain = _step(self._trial("none"), examples)
         self.error: float | None = None  # of the gradient, in the last try
 
     def _trial(self, which: str) -> Trial:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -24,6 +24,7 @@ from oomph.stability.examples import mapped
 from oomph.stability.modes import EveryOp
 from oomph.stability.randomness import seed_everything
 
+T = TypeVar("T")
 _WIDE = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
@@ -92,6 +93,20 @@ class Trial:
                 module._buffers[name] = buffer
         seed_everything(self._seed + 1)
 
+    @contextlib.contextmanager
+    def rounded(self, dtype: Any) -> Iterator[None]:
+        """Within this, weights are as if they came from `dtype`."""
+        before = [parameter.detach().clone() for _, parameter in self.parameters]
+        with torch.no_grad():
+            for _, parameter in self.parameters:
+                parameter.copy_(_rounded(parameter, dtype))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for (_, parameter), value in zip(self.parameters, before, strict=True):
+                    parameter.copy_(value)
+
     def _own(self, batch: Any) -> Any:
         """The batch, as a copy that the user's code may change."""
 
@@ -116,17 +131,16 @@ class Trial:
         return zip(names, gradient.split(sizes), strict=True)
 
 
-def widest(workload: Workload, batch: Any) -> tuple[Trial, tuple[str, ...]]:
-    """In fp64; where the user's code does not take that, in fp32, which is said."""
+def widest(workload: Workload, run: Callable[[Trial], T]) -> tuple[Trial, T, tuple[str, ...]]:
+    """A run in fp64; where the user's code does not take that, in fp32, which is said."""
     try:
         trial = Trial(workload, wide=True)
-        trial.run(batch)
+        return trial, run(trial), ()
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         reason = " ".join(str(error).split())[:120]
-        trial = Trial(workload, wide=False)
-        trial.run(batch)  # what fails here as well is the workload's own error
-        return trial, (f"compared in fp32, because fp64 fails here: {reason}",)
-    return trial, ()
+    trial = Trial(workload, wide=False)
+    # What fails here as well is the workload's own error.
+    return trial, run(trial), (f"compared in fp32, because fp64 fails here: {reason}",)
 
 
 def built(workload: Workload) -> Any:
@@ -152,6 +166,16 @@ def checked(loss: Any) -> Any:
             attempt="is there a torch.no_grad() or a detach() around the model?",
         )
     return loss.reshape(())
+
+
+def rounded_batch(batch: Any, dtype: Any) -> Any:
+    """The batch, with values as if they came from `dtype`."""
+    return mapped(batch, lambda _, leaf: _rounded(leaf, dtype))
+
+
+def _rounded(value: Any, dtype: Any) -> Any:
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.to(dtype).to(value.dtype) if is_float else value
 
 
 def _as_vector(parameter: Any) -> Any:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Enough to tell 3 + 5 from 4 + 4. Fewer where a step of a large model takes long.
 _EXAMPLES = (8, 5, 3)
-_MOST_FLOPS = 2e11  # of a step, in fp64 on one core some 20 seconds
+_MOST_FLOPS = 1e10  # of a step: in fp64 on one core, a second or two
 # Of each parameter at the most: the model in fp64 and its gradient, the model in fp32 and its
 # gradient, the gradients of the whole and of two pieces, and a matrix of two of them twice.
 _BYTES_A_PARAMETER = 8 + 8 + 4 + 4 + 3 * 8 + 4 * 8
