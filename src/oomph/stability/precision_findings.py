@@ -30,6 +30,9 @@ _MOST_TIMES = 10  # as far off as rounding weights and inputs makes it
 _HARMLESS_ERROR = 0.02  # of the whole gradient: far below what one batch differs from the next by
 _MOST_APART = 0.1  # of what a module gives
 _LEAST_COSINE = 0.95  # of the gradient of one parameter
+# Of the whole gradient's typical value; below it, a gradient is 0 but for an epsilon, as that of a
+# scale in front of a norm is.
+_LEAST_TYPICAL = 0.01
 _SENSITIVE = 0.1  # of the whole gradient: worth to be said
 _RESOLVED_COSINE = 0.999  # in fp32; below it, a gradient is rounding itself
 _MOST_ZEROED = 0.05
@@ -295,13 +298,19 @@ def _cosines(observed: Observed, reference: Reference, rounded: Any) -> list[tup
         ),
         strict=True,
     ):
-        is_resolved = bool(exact.any()) and _cosine(exact, narrow) > _RESOLVED_COSINE
+        counts = _typical(exact) > _LEAST_TYPICAL * _typical(reference.gradient)
+        is_resolved = counts and _cosine(exact, narrow) > _RESOLVED_COSINE
         cosine = _cosine(exact, ours)
         # An angle is the root of what a cosine lacks.
         most_turned = _MOST_TIMES**2 * (1 - _cosine(exact, near))
         if is_resolved and cosine < _LEAST_COSINE and 1 - cosine > most_turned:
             found.append((name, cosine))
     return found
+
+
+def _typical(values: Any) -> float:
+    """The root of the mean square."""
+    return float(values.norm()) / max(values.numel(), 1) ** 0.5
 
 
 def _cosine(one: Any, other: Any) -> float:
