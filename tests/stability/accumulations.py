@@ -226,6 +226,9 @@ def class_weights(model: Any, batch: Any) -> Any:
     return functional.cross_entropy(logits, batch["y"], weight=weight)
 
 
+WEIGHTED = nn.CrossEntropyLoss(weight=torch.arange(1.0, CLASSES + 1))  # in fp32, outside
+
+
 def by_hand_per_word(model: Any, batch: Any) -> Any:
     losses = functional.cross_entropy(
         model(batch["x"]).flatten(0, 1), batch["y"].flatten(), reduction="none"
@@ -419,6 +422,9 @@ CASES = {
     # Others.
     "label smoothing": Case(mlp(), rows, cross_entropy(label_smoothing=0.1)),
     "label smoothing over words": Case(Tagger, sentences, per_word(label_smoothing=0.1), "targets"),
+    "class weights of the loss's own": Case(
+        mlp(), rows, lambda model, batch: WEIGHTED(model(batch["x"]), batch["y"]), "class weights"
+    ),
     "focal loss": Case(mlp(), rows, focal),
     "focal loss per positive": Case(mlp(), rows, focal_per_positive, "targets", said="not 0"),
     "CTC": Case(Tagger, sentences, ctc),

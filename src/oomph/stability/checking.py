@@ -32,7 +32,9 @@ def run_checks(
     say: Callable[[str], None],
 ) -> Checks:
     """All of `only`. Raises what the user's code raises. Patches torch."""
-    with warnings.catch_warnings():
+    import torch
+
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
         warnings.simplefilter("ignore")  # the user's code warns for as many runs as there are
         examples = _that_work(workload, take(workload.batch, num_examples))
         found: dict[str, Any] = dict.fromkeys(CHECKS)

@@ -12,7 +12,6 @@ import torch
 from oomph.stability.low_precision import Overflow
 from oomph.stability.randomness import Draws
 from oomph.stability.trial import Trial
-from oomph.stability.whereabouts import Call
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,6 @@ class Reference:
     gradient: Any
     fp32_gradient: Any
     draws: Draws
-    calls: list[Call]
     infinite: set[tuple[str | None, str]]  # module and op
     limits: tuple[str, ...]
 
@@ -39,7 +37,6 @@ class Observed:
     overflows: list[Overflow]
     largest: float
     largest_in: str | None
-    calls: list[Call]
     emulated: set[str]
 
     @property

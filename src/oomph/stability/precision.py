@@ -57,7 +57,6 @@ def _reference(workload: Workload, examples: Examples, narrow: Trial) -> Referen
         gradient=seen.gradient,
         fp32_gradient=again.gradient,
         draws=draws,
-        calls=seen.calls,
         infinite=seen.infinite,
         limits=(_FIRST_STEP, *limits, *examples.notes, *_recurrent(trial.model)),
     )
@@ -68,16 +67,15 @@ class _Seen(NamedTuple):
 
     gradient: Any
     draws: Draws
-    calls: list[Call]
     infinite: set[tuple[str | None, str]]
 
 
 def _exact(trial: Trial, examples: Examples) -> _Seen:
-    draws, where = Draws(), Whereabouts(trial.model, keeps=True)
+    draws, where = Draws(), Whereabouts(trial.model)
     watch = LowPrecision(where)
     ran = trial.run(examples.whole, where, watch, Drawing(draws))
     infinite = {(overflow.module, overflow.op) for overflow in watch.overflows}
-    return _Seen(ran.gradient, draws, where.calls, infinite)
+    return _Seen(ran.gradient, draws, infinite)
 
 
 def _rounded_gradient(examples: Examples, reference: Reference, dtype: Any) -> Any:
@@ -110,7 +108,9 @@ def _checked(
     except Broken as broken:
         return precision_findings.of_error(broken, dtype, reference.limits)
     rounded = _rounded_gradient(examples, reference, _DTYPES[dtype])
-    return precision_findings.judged(observed, reference, rounded, dtype)
+    return precision_findings.judged(
+        observed, reference, rounded, dtype, lambda: _calls(trial, examples, reference, dtype)
+    )
 
 
 def _scaled(trial: Trial, examples: Examples, reference: Reference, dtype: Dtype) -> Observed:
@@ -145,10 +145,27 @@ def _op_by_op(model: Any) -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
+def _calls(
+    trial: Trial, examples: Examples, reference: Reference, dtype: Dtype
+) -> tuple[list[Call], list[Call]]:
+    """What every module was given and gave, in fp64 and under autocast."""
+    exact = Whereabouts(reference.trial.model, keeps=True)
+    redrawing = Redrawing(reference.draws, 0, examples.num, examples.num)
+    reference.trial.run(examples.whole, exact, redrawing)
+    low = Whereabouts(trial.model, keeps=True)
+    _observe(trial, examples, reference, dtype, 1.0, low)
+    return exact.calls, low.calls
+
+
 def _observe(
-    trial: Trial, examples: Examples, reference: Reference, dtype: Dtype, scale: float
+    trial: Trial,
+    examples: Examples,
+    reference: Reference,
+    dtype: Dtype,
+    scale: float,
+    where: Whereabouts | None = None,
 ) -> Observed:
-    where = Whereabouts(trial.model, keeps=True)
+    where = where or Whereabouts(trial.model)
     watch = LowPrecision(where)
     redrawing = Redrawing(reference.draws, 0, examples.num, examples.num)
     casting = torch.autocast("cuda", dtype=_DTYPES[dtype])
@@ -168,6 +185,5 @@ def _observe(
         overflows=[o for o in watch.overflows if (o.module, o.op) not in reference.infinite],
         largest=watch.largest,
         largest_in=watch.largest_in,
-        calls=where.calls,
         emulated=watch.emulated,
     )

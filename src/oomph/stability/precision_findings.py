@@ -1,13 +1,8 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
+
 # mypy: disallow-untyped-calls=False
 """A step under autocast beside the same step in fp64 -> the verdict, the op and what to do.
 
-How far two gradients may be apart depends on the model. Rounding its weights and inputs alone, and
-computing in fp64, changes the gradient of a transformer by 0.2 %, that of a DenseNet before
-training by half. Models that train well are 1 to 4 times as far off under autocast (sixteen
-models, in both dtypes), models that it breaks 500 times and more: 10 is between. A difference of
-the loss alone tells nothing, and neither does the size of gradients, which goes with the loss
-scale.
+Found by exceptions, by values that are not finite, and by gradients that are too far apart.
 """
 
 from __future__ import annotations
@@ -15,26 +10,20 @@ from __future__ import annotations
 import math
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from oomph.records.check import CheckVerdict, Finding, PrecisionCheck
 from oomph.records.check import LowPrecision as Dtype
 from oomph.stability.observed import Broken, Observed, Reference
+from oomph.stability.precision_gaps import Gaps, apart, gaps_between, tensors_apart
 from oomph.stability.whereabouts import Call
 
-_MOST_TIMES = 10  # as far off as rounding weights and inputs makes it
-_HARMLESS_ERROR = 0.02  # of the whole gradient: far below what one batch differs from the next by
+Look = Callable[[], tuple[list[Call], list[Call]]]  # in fp64, and under autocast
+
 _MOST_APART = 0.1  # of what a module gives
-_LEAST_COSINE = 0.95  # of the gradient of one parameter
-# Of the whole gradient's typical value; below it, a gradient is 0 but for an epsilon, as that of a
-# scale in front of a norm is.
-_LEAST_TYPICAL = 0.01
 _SENSITIVE = 0.1  # of the whole gradient: worth to be said
-_RESOLVED_COSINE = 0.999  # in fp32; below it, a gradient is rounding itself
 _MOST_ZEROED = 0.05
 _LARGEST_FP16 = 65504.0
 _LEAST_HEADROOM = 8.0  # by which values may grow
@@ -81,19 +70,20 @@ def of_error(broken: Broken, dtype: Dtype, limits: tuple[str, ...]) -> Precision
     )
 
 
-def judged(observed: Observed, reference: Reference, rounded: Any, dtype: Dtype) -> PrecisionCheck:
-    """`rounded` is the gradient in fp64 with weights and inputs rounded to the dtype."""
-    gaps = _Gaps(
-        error=_apart(reference.gradient, observed.gradient),
-        sensitivity=_apart(reference.gradient, rounded) or 0.0,
-        cosines=_cosines(observed, reference, rounded),
-    )
-    verdict, conclusion, findings = _verdict(observed, reference, dtype, gaps)
+def judged(
+    observed: Observed, reference: Reference, rounded: Any, dtype: Dtype, look: Look
+) -> PrecisionCheck:
+    """`rounded` is the gradient in fp64 with weights and inputs rounded to the dtype.
+
+    `look` runs both steps once more, and tells what every module gave.
+    """
+    gaps = gaps_between(observed, reference, rounded)
+    verdict, conclusion, findings = _verdict(observed, reference, dtype, gaps, look)
     limits = reference.limits
     if observed.emulated:
         ops = ", ".join(sorted(observed.emulated)[:4])
         limits = (*limits, f"the CPU lacks {ops} in {dtype}: computed in fp32 and rounded")
-    fp32_error = _apart(reference.gradient, reference.fp32_gradient)
+    fp32_error = apart(reference.gradient, reference.fp32_gradient)
     return PrecisionCheck(
         verdict=verdict,
         conclusion=conclusion,
@@ -110,27 +100,17 @@ def judged(observed: Observed, reference: Reference, rounded: Any, dtype: Dtype)
     )
 
 
-class _Gaps(NamedTuple):
-    """How far gradients are from that of fp64."""
-
-    error: float | None  # under autocast; None: it is not finite
-    sensitivity: float  # with weights and inputs rounded, computed in fp64
-    cosines: list[tuple[str, float]]  # of parameters that point elsewhere than they should
-
-    @property
-    def most_error(self) -> float:
-        return max(_HARMLESS_ERROR, _MOST_TIMES * self.sensitivity)
-
-
 _Judgement = tuple[CheckVerdict, str, tuple[Finding, ...]]
 
 
-def _verdict(observed: Observed, reference: Reference, dtype: Dtype, gaps: _Gaps) -> _Judgement:
+def _verdict(
+    observed: Observed, reference: Reference, dtype: Dtype, gaps: Gaps, look: Look
+) -> _Judgement:
     """The first of these that is so."""
     if gaps.error is None or not math.isfinite(observed.loss):
         return _not_finite(observed, dtype)
     if gaps.error > gaps.most_error:
-        return _wrong(observed, reference, dtype, gaps)
+        return _wrong(observed, dtype, gaps, look)
     if observed.zeroed_ratio > _MOST_ZEROED:
         return _lost(observed, reference, dtype)
     fine = f"{dtype} gives the gradient of fp64 within {gaps.error:.1g}"
@@ -166,24 +146,25 @@ def _overflowed(observed: Observed, dtype: Dtype) -> Finding:
     )
 
 
-def _wrong(observed: Observed, reference: Reference, dtype: Dtype, gaps: _Gaps) -> _Judgement:
+def _wrong(observed: Observed, dtype: Dtype, gaps: Gaps, look: Look) -> _Judgement:
     """Everything is finite, and the gradient is another one: nobody would notice."""
     if any(not o.is_low_end for o in observed.overflows):
         finding = _overflowed(observed, dtype)
     else:
-        finding = _first_apart(observed, reference, dtype, gaps)
+        finding = _first_apart(*look(), dtype, gaps)
     said = f"{dtype} silently gives another gradient (by {gaps.error:.2g} of its size)"
     return "fails", f"{said}: {finding.where}: {finding.what}", (finding,)
 
 
-def _first_apart(observed: Observed, reference: Reference, dtype: Dtype, gaps: _Gaps) -> Finding:
+def _first_apart(
+    calls: Sequence[Call], observed: Sequence[Call], dtype: Dtype, gaps: Gaps
+) -> Finding:
     """The first module that gives something else; else the worst parameter."""
-    names = [call.module for call in reference.calls]
-    if names == [call.module for call in observed.calls]:
-        for exact, rounded in zip(reference.calls, observed.calls, strict=True):
-            apart = _outputs_apart(exact, rounded)
+    if [call.module for call in calls] == [call.module for call in observed]:
+        for exact, rounded in zip(calls, observed, strict=True):
+            apart = tensors_apart(exact.gave, rounded.gave)
             if apart is not None and apart > _MOST_APART:
-                is_given_it = (_given_apart(exact, rounded) or 0.0) > _MOST_APART
+                is_given_it = (tensors_apart(exact.given, rounded.given) or 0.0) > _MOST_APART
                 return Finding(
                     what=f"its {'input' if is_given_it else 'output'} is wrong by {apart:.2g} in"
                     f" {dtype}",
@@ -223,7 +204,7 @@ def _lost(observed: Observed, reference: Reference, dtype: Dtype) -> _Judgement:
     return "fails", f"{said}{at}, most in {finding.where}", (finding,)
 
 
-def _doubts(observed: Observed, dtype: Dtype, gaps: _Gaps) -> list[Finding]:
+def _doubts(observed: Observed, dtype: Dtype, gaps: Gaps) -> list[Finding]:
     """What is right now, and may not stay so."""
     doubts = []
     if any(not o.is_low_end for o in observed.overflows):
@@ -278,62 +259,6 @@ def _scale_in_words(observed: Observed, dtype: Dtype) -> str:
     if exponent < _FIRST_SCALE_LOG2:
         said += f": GradScaler skips about {_FIRST_SCALE_LOG2 - exponent} steps until it is there"
     return said
-
-
-# ---- comparing -----------------------------------------------------------------------------------
-
-
-def _apart(exact: Any, other: Any) -> float | None:
-    found = float((exact - other).norm() / exact.norm())
-    return found if found < float("inf") else None
-
-
-def _cosines(observed: Observed, reference: Reference, rounded: Any) -> list[tuple[str, float]]:
-    """Of parameters that point elsewhere, though fp32 and rounding alone do not turn them."""
-    found = []
-    for (name, exact), (_, narrow), (_, near), (_, ours) in zip(
-        *map(
-            reference.trial.by_parameter,
-            (reference.gradient, reference.fp32_gradient, rounded, observed.gradient),
-        ),
-        strict=True,
-    ):
-        counts = _typical(exact) > _LEAST_TYPICAL * _typical(reference.gradient)
-        is_resolved = counts and _cosine(exact, narrow) > _RESOLVED_COSINE
-        cosine = _cosine(exact, ours)
-        # An angle is the root of what a cosine lacks.
-        most_turned = _MOST_TIMES**2 * (1 - _cosine(exact, near))
-        if is_resolved and cosine < _LEAST_COSINE and 1 - cosine > most_turned:
-            found.append((name, cosine))
-    return found
-
-
-def _typical(values: Any) -> float:
-    """The root of the mean square."""
-    return float(values.norm()) / max(values.numel(), 1) ** 0.5
-
-
-def _cosine(one: Any, other: Any) -> float:
-    length = float(one.norm() * other.norm())
-    return float(torch.dot(one, other)) / length if length else 0.0
-
-
-def _outputs_apart(exact: Call, rounded: Call) -> float | None:
-    return _tensors_apart(exact.gave, rounded.gave)
-
-
-def _given_apart(exact: Call, rounded: Call) -> float | None:
-    return _tensors_apart(exact.given, rounded.given)
-
-
-def _tensors_apart(exact: Sequence[Any], rounded: Sequence[Any]) -> float | None:
-    """How far the worst of them is, relative to its size; None: there is nothing to compare."""
-    found = [
-        float((a.double() - b.double()).norm() / a.double().norm())
-        for a, b in zip(exact, rounded, strict=False)
-        if a.shape == b.shape and a.is_floating_point() and bool(a.any())
-    ]
-    return max((each for each in found if each == each), default=None)
 
 
 def _users_line(error: Exception) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from oomph.errors import UsageError
 from oomph.records.workload import Workload
@@ -218,11 +218,26 @@ def on_the_cpu() -> Any:
 
 
 class _Fp64(EveryOp):
-    """A cast to less than fp64 is none."""
+    """A cast to less than fp64 is none, and what comes from outside in fp32 is taken in fp64."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {name: _widened(value) for name, value in (kwargs or {}).items()}
-        return op(*map(_widened, args), **kwargs)
+        args = tuple(map(_widened, args))
+        if not op._schema.is_mutable and _is_mixed((args, kwargs)):
+            args, kwargs = tree_map(_as_fp64, (args, kwargs))
+        return op(*args, **kwargs)
+
+
+def _is_mixed(tree: Any) -> bool:
+    """fp64 beside less, as where a loss has weights of its own."""
+    found = {t.dtype for t in tree_leaves(tree) if isinstance(t, torch.Tensor)}
+    return torch.float64 in found and bool(found & _WIDE.keys())
+
+
+def _as_fp64(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(_WIDE.get(value.dtype, value.dtype))
 
 
 def _widened(argument: Any) -> Any:
