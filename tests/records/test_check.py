@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 
 from oomph.records.check import (
@@ -69,3 +72,10 @@ def test_what_is_uncertain_or_was_not_checked_says_nothing() -> None:
 def test_checks_are_read_back_as_they_were_written() -> None:
     written = checks("passes", "fails", "skipped")
     assert from_json(Checks, as_json(written)) == written
+
+
+def test_every_field_of_a_check_is_documented() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "checking.md").read_text()
+    for record in (Checks, Finding, AccumulationCheck, PrecisionCheck, CheckpointingCheck):
+        for field in fields(record):
+            assert f"`{field.name}`" in documented, f"{record}.{field.name}"

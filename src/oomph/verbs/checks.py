@@ -25,6 +25,7 @@ _MOST_FLOPS = 1e10  # of a step: in fp64 on one core, a second or two
 _BYTES_A_PARAMETER = 8 + 8 + 4 + 4 + 3 * 8 + 4 * 8
 # Of each byte of activations in fp32: twice in fp64, and again as copies of what modules gave.
 _BYTES_AN_ACTIVATION_BYTE = 6
+_BYTES_OF_TORCH = 512 << 20  # of a process that has it
 _AMPERE = (8, 0)
 
 
@@ -135,7 +136,8 @@ def _rehearsed(rehearser: Rehearser, examples: int | None) -> Need:
             break
     parameters = sum(a.size_bytes for a in trace.allocations if a.category == "parameters") // 4
     activations = _most_bytes(trace, ("activations", "temporaries", "inputs"))
-    return Need(num, parameters * _BYTES_A_PARAMETER + activations * _BYTES_AN_ACTIVATION_BYTE)
+    of_activations = activations * _BYTES_AN_ACTIVATION_BYTE
+    return Need(num, _BYTES_OF_TORCH + parameters * _BYTES_A_PARAMETER + of_activations)
 
 
 def _most_bytes(trace: Trace, categories: Collection[str]) -> int:
@@ -150,7 +152,8 @@ def _built(rehearser: Rehearser, examples: int | None) -> Need:
     from oomph.training.possible import possible
 
     num_parameters = rehearser.look(possible).num_parameters
-    return Need(examples or _EXAMPLES[0], num_parameters * _BYTES_A_PARAMETER)
+    memory_bytes = _BYTES_OF_TORCH + num_parameters * _BYTES_A_PARAMETER
+    return Need(examples or _EXAMPLES[0], memory_bytes)
 
 
 def _refuse_if_too_large(need: Need) -> None:
