@@ -106,6 +106,15 @@ def test_noise_that_no_seed_reaches_is_uncertain_and_not_called_coupling() -> No
     assert "same seed" in found.conclusion
 
 
+def test_a_piece_without_any_target_is_uncertain_and_not_passed() -> None:
+    def late(n: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(n, WIDTH), "y": torch.tensor([-100] * 3 + [1] * (n - 3))}
+
+    found = check(Case(mlp(), late, cross_entropy()))
+    assert found.verdict == "uncertain"
+    assert "all targets ignored" in found.conclusion
+
+
 def test_a_gradient_of_zero_is_uncertain() -> None:
     def flat(model: Any, batch: Any) -> Any:
         return 0 * model(batch["x"]).mean()

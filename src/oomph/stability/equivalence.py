@@ -37,7 +37,7 @@ def check_accumulation(workload: Workload, examples: Examples) -> AccumulationCh
         return _uncertain(f"the batch cannot be split: {examples.cannot_split}", ())
     _, (runs, whole), notes = widest(workload, lambda trial: _first(trial, examples))
     limits = [*examples.notes, *notes]
-    if not bool(torch.isfinite(whole.gradient).all()) or not bool(whole.gradient.any()):
+    if not _is_there(whole.gradient):
         return _uncertain(
             "the gradient of the whole batch is 0 or not finite: nothing can be compared", limits
         )
@@ -113,6 +113,12 @@ def _cuts(num: int) -> list[int]:
 
 def _judged(runs: _Runs, whole: Ran, split: _Split, limits: list[str]) -> AccumulationCheck:
     gradients = [ran.gradient for ran in split.ran]
+    if not all(map(_is_there, gradients)):
+        return _uncertain(
+            "the gradient of a piece is 0 or not finite, as if nothing in it counted (all targets"
+            " ignored): a mean over nothing is no number, in training, too",
+            limits,
+        )
     weights, residual = fitted(whole.gradient, gradients)
     sizes = (split.at, runs.examples.num - split.at)
     figures: dict[str, Any] = {
@@ -276,6 +282,10 @@ def _confidence(limits: Sequence[str]) -> Any:
     if any("made-up" in limit for limit in limits):
         return "low"
     return "fair" if limits else "high"
+
+
+def _is_there(gradient: Any) -> bool:
+    return bool(torch.isfinite(gradient).all()) and bool(gradient.any())
 
 
 def _apart(gradient: Any, other: Any) -> float:
