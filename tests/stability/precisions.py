@@ -214,6 +214,23 @@ class Teacher(nn.Module):
         return self.net(x * 1.1) * self.scale + 0 * target
 
 
+class OneKey(nn.Module):
+    """Only the first word is used, which sees only itself: query and key learn rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        words = torch.stack([x, x.flip(-1)], 1)
+        query, key = self.query(words), self.key(words)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, words.to(query.dtype), is_causal=True
+        )
+        return self.head(mixed[:, 0])
+
+
 class Rotary(nn.Module):
     """As transformers have it: autocast is switched off by the device of the tensor."""
 
@@ -410,6 +427,7 @@ CASES = {
         said="harmless",
     ),
     "tied weights and a GRU": Case(TiedModel, sentences, next_word),
+    "parameters that have nothing to learn": Case(OneKey, rows, cross_entropy()),
     "in-batch negatives": Case(mlp(), pairs, info_nce),
     "a transform of 16 values": Case(
         named(fourier),

@@ -54,7 +54,9 @@ class Pairs(EveryOp):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = op(*args, **(kwargs or {}))
         is_forward = torch._C._current_autograd_node() is None
-        if self.op is None and is_forward and isinstance(out, torch.Tensor):
+        # The model's own forward is where models of transformers have their loss.
+        is_of_the_loss = is_forward and self._whereabouts.module in (None, "")
+        if self.op is None and is_of_the_loss and isinstance(out, torch.Tensor):
             sides = [size for size in out.shape if size >= self._num and size % self._num == 0]
             is_made_of_two = name_of(op) in ("mm", "bmm", "addmm", "cdist", "_cdist_forward")
             if is_made_of_two and len(sides) >= 2 and sides[0] == sides[1]:

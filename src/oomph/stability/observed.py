@@ -22,6 +22,7 @@ class Reference:
     gradient: Any
     fp32_gradient: Any
     draws: Draws
+    is_there: Any  # for each value of the gradient: is it one, and not rounding of 0?
     infinite: set[tuple[str | None, str]]  # module and op
     limits: tuple[str, ...]
 

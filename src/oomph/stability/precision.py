@@ -24,6 +24,7 @@ from oomph.stability import cuda_casts, precision_findings
 from oomph.stability.examples import Examples
 from oomph.stability.low_precision import LowPrecision
 from oomph.stability.observed import Broken, Observed, Reference
+from oomph.stability.precision_gaps import resolved_values
 from oomph.stability.randomness import Drawing, Draws, Redrawing
 from oomph.stability.trial import Trial, rounded_batch, widest
 from oomph.stability.whereabouts import Call, Whereabouts
@@ -57,6 +58,7 @@ def _reference(workload: Workload, examples: Examples, narrow: Trial) -> Referen
         gradient=seen.gradient,
         fp32_gradient=again.gradient,
         draws=draws,
+        is_there=resolved_values(trial, seen.gradient, again.gradient),
         infinite=seen.infinite,
         limits=(_FIRST_STEP, *limits, *examples.notes, *_recurrent(trial.model)),
     )
@@ -175,7 +177,7 @@ def _observe(
     except Exception as error:
         module, op = watch.failed or (where.failed, None)
         raise Broken(error, module, op) from error
-    there = reference.fp32_gradient != 0
+    there = reference.is_there
     lost = there & (ran.gradient == 0)
     return Observed(
         scale=scale,

@@ -184,10 +184,10 @@ def _lost(observed: Observed, reference: Reference, dtype: Dtype) -> _Judgement:
     """Gradients that are too small for fp16 are 0: Adam would have made as much of them."""
     trial = reference.trial
     shares = {
-        name: float(((ours == 0) & (exact != 0)).double().mean())
-        for (name, ours), (_, exact) in zip(
+        name: float(((ours == 0) & is_there).double().mean())
+        for (name, ours), (_, is_there) in zip(
             trial.by_parameter(observed.gradient),
-            trial.by_parameter(reference.fp32_gradient),
+            trial.by_parameter(reference.is_there),
             strict=True,
         )
     }

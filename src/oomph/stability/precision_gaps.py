@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from oomph.stability.observed import Observed, Reference
+from oomph.stability.trial import Trial
 
 _MOST_TIMES = 10  # as far off as rounding weights and inputs makes it
 _HARMLESS_ERROR = 0.02  # of the whole gradient: far below what one batch differs from the next by
@@ -53,6 +54,20 @@ def gaps_between(observed: Observed, reference: Reference, rounded: Any) -> Gaps
 def apart(exact: Any, other: Any) -> float | None:
     found = float((exact - other).norm() / exact.norm())
     return found if found < float("inf") else None
+
+
+def resolved_values(trial: Trial, exact: Any, narrow: Any) -> Any:
+    """Which values of a gradient are there: of parameters that fp64 and fp32 agree on, and not 0.
+
+    What should be 0 (queries of which only one is used, a bias in front of a norm) is rounding.
+    """
+    parts = zip(trial.by_parameter(exact), trial.by_parameter(narrow), strict=True)
+    return torch.cat(
+        [
+            (there != 0) & (_cosine(there, other) > _RESOLVED_COSINE)
+            for (_, there), (_, other) in parts
+        ]
+    )
 
 
 def _cosines(observed: Observed, reference: Reference, rounded: Any) -> list[tuple[str, float]]:
