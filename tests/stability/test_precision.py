@@ -13,6 +13,8 @@ from oomph.stability import cuda_casts
 from oomph.stability.examples import take
 from oomph.stability.low_precision import LowPrecision
 from oomph.stability.precision import check_precision
+from oomph.stability.precision_gaps import resolved_values
+from oomph.stability.trial import Trial
 from oomph.stability.whereabouts import Whereabouts
 from oomph.tracing.child import in_a_child
 from stability.precisions import CASES, Case
@@ -138,3 +140,16 @@ def test_products_add_up_in_fp32_as_tensor_cores_do() -> None:
         product = ones @ (ones.T + 2.0**-9)
     # In fp16, 2048 and a little would not grow any more.
     assert product.item() == torch.tensor(4096 * (1 + 2.0**-9)).half().item()
+
+
+def test_a_gradient_that_fp32_does_not_agree_on_is_not_missed_when_it_becomes_zero() -> None:
+    trial = Trial(CASES["an MLP"].workload, wide=False)
+    first, second = (parameter.numel() for _, parameter in trial.parameters[:2])
+    exact = torch.ones(sum(parameter.numel() for _, parameter in trial.parameters)).double()
+    exact[-1] = 0
+    narrow = exact.clone()
+    narrow[: first // 2] *= -1  # where it should be 0, each precision rounds in its own way
+    is_there = resolved_values(trial, exact, narrow)
+    assert not is_there[:first].any()
+    assert is_there[first : first + second].all()
+    assert not is_there[-1]
