@@ -1,5 +1,3 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
-# mypy: disallow-untyped-calls=False
 """Gradients that do not add up -> the module or the loss in which examples meet, and what to do.
 
 The calls of every module are compared, the whole batch's with its pieces': the first that gives

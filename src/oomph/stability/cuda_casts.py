@@ -1,5 +1,3 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
-# mypy: disallow-untyped-calls=False
 """torch.autocast("cuda") for tensors of the CPU: the same ops are cast, to the same dtypes.
 
 The CPU has an autocast of its own with other lists of ops (there softmax and norms are not in

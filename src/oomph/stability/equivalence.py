@@ -1,5 +1,3 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
-# mypy: disallow-untyped-calls=False
 """Workload -> is the gradient of the split batch the gradient of the whole?
 
 In fp64, with a few examples in uneven pieces, and the same random numbers for the same example.

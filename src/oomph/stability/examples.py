@@ -1,5 +1,3 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
-# mypy: disallow-untyped-calls=False
 """A workload's batch -> a few real examples, and any of them as a smaller batch.
 
 What belongs to an example is found by asking for batches of two sizes: the dimension that grows

@@ -1,5 +1,3 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
-# mypy: disallow-untyped-calls=False
 """Ops in fp16 and bf16 on the CPU, as a GPU computes them; and what goes wrong in them.
 
 Tensor cores multiply low precision and add up in fp32: so do products here. An op that the CPU

@@ -1,5 +1,3 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
-# mypy: disallow-untyped-calls=False
 """A look at every op, below autograd and autocast: what sees true dtypes, in backward, too."""
 
 from __future__ import annotations

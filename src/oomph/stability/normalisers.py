@@ -1,5 +1,3 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
-# mypy: disallow-untyped-calls=False
 """The weights that a split batch needs -> what its loss divides by.
 
 torch's own cross-entropy says what it divided by: its second result is the sum of the weights of

@@ -1,5 +1,3 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
-# mypy: disallow-untyped-calls=False
 """What is seen of a step in fp64, and of the same step under autocast."""
 
 from __future__ import annotations

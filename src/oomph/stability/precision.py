@@ -1,5 +1,3 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
-# mypy: disallow-untyped-calls=False
 """Workload -> will autocast to fp16 or bf16 train this model, and if not, which op breaks it?
 
 A step is run in fp64, in fp32 and under autocast as CUDA does it, with the same random numbers,

@@ -1,4 +1,3 @@
-# mypy: disallow-untyped-calls=False
 """A step under autocast beside the same step in fp64 -> the verdict, the op and what to do.
 
 Found by exceptions, by values that are not finite, and by gradients that are too far apart.

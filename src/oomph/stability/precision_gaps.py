@@ -1,5 +1,3 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
-# mypy: disallow-untyped-calls=False
 """Gradients of one step, computed in several ways -> how far they are apart, and may be.
 
 How far two gradients may be apart depends on the model. Rounding its weights and inputs alone, and

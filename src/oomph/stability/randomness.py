@@ -1,5 +1,3 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
-# mypy: disallow-untyped-calls=False
 """One seed for every generator; and the same random numbers for the same example, in any batch.
 
 Dropout, noise and sampled time steps draw for all examples of a batch at once, so a piece of the

@@ -1,5 +1,3 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
-# mypy: disallow-untyped-calls=False
 """Workload -> does every block that is recomputed in backward give what it gave in forward?
 
 A step is run as it is, and once more with all blocks recomputed, from one state and seed: the

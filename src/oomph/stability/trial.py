@@ -1,5 +1,3 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
-# mypy: disallow-untyped-calls=False
 """A workload -> forward and backward for real, on the CPU, as often as needed from one state.
 
 Nothing is trained: buffers and generators are put back before each run. What asks for a GPU gets

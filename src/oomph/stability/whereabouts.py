@@ -1,5 +1,3 @@
-# ruff: noqa: TID253 - of the modules that need torch; nobody imports them at the top
-# mypy: disallow-untyped-calls=False
 """Which module runs, and what each module was given and gave."""
 
 from __future__ import annotations
