@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from oomph.records.script import Script as Script
     from oomph.records.workload import Workload as Workload
     from oomph.verbs import check as check
+    from oomph.verbs import emulated_gpu as emulated_gpu
     from oomph.verbs import gpu_utilisation as gpu_utilisation
     from oomph.verbs import gpus as gpus
     from oomph.verbs import load_plan as load_plan
@@ -33,6 +34,7 @@ _HOMES = {
     "Script": ("oomph.records.script", "Script"),
     "Workload": ("oomph.records.workload", "Workload"),
     "check": ("oomph.verbs", "check"),
+    "emulated_gpu": ("oomph.verbs", "emulated_gpu"),
     "gpu_utilisation": ("oomph.verbs", "gpu_utilisation"),
     "gpu_utilization": ("oomph.verbs", "gpu_utilisation"),
     "gpus": ("oomph.verbs", "gpus"),
@@ -49,6 +51,7 @@ __all__ = [
     "Workload",
     "__version__",
     "check",
+    "emulated_gpu",
     "gpu_utilisation",
     "gpu_utilization",
     "gpus",

@@ -11,7 +11,7 @@ import os
 import sys
 
 from oomph import __version__
-from oomph.cli import calibrate, check, gpus, plan, predict
+from oomph.cli import calibrate, check, gpus, plan, predict, run
 from oomph.errors import EXIT_UNREADABLE, EXIT_USAGE, OomphError, Unreadable, UsageError
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -23,6 +23,7 @@ _VERBS = {
     "plan": plan,
     "predict": predict,
     "check": check,
+    "run": run,
     "gpus": gpus,
     "calibrate": calibrate,
 }

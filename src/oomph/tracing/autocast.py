@@ -1,13 +1,16 @@
-"""autocast("cuda") for pretended tensors.
+"""autocast("cuda") for pretended tensors, and for those of the emulated GPU.
 
-Meta tensors have no autocast of their own. CUDA's lists of ops are read from torch's own header,
-and their casts are registered under CUDA's key, which the recorder switches on.
+Meta tensors have no autocast of their own, and CPU tensors have another. CUDA's lists of ops are
+read from torch's own header, and their casts are registered under CUDA's key, which the recorder
+switches on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,41 @@ _cast_weights: dict[
 ] = {}  # id of a leaf -> the leaf, and its low-precision copy
 
 
+class _Cast:
+    """Which tensors are cast."""
+
+    is_on_gpu: Callable[[Any], bool] = staticmethod(is_pretended)
+
+
 def install() -> None:
     """Register the casts. Once per process, before anything is traced."""
+    _kept_alive.append(_registered())
+    _patch_cache_clearing()
+
+
+@contextlib.contextmanager
+def installed(is_on_gpu: Callable[[Any], bool]) -> Iterator[None]:
+    """For a while, with another measure of what is on the GPU. Each thread enters `guard`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch: that its own casts are overridden
+        library = _registered()
+    clear, before = torch.clear_autocast_cache, _Cast.is_on_gpu
+    _Cast.is_on_gpu = staticmethod(is_on_gpu)
+    _patch_cache_clearing()
+    try:
+        yield
+    finally:
+        library._destroy()
+        _Cast.is_on_gpu = staticmethod(before)
+        torch.clear_autocast_cache = clear
+        _cast_weights.clear()
+
+
+def _registered() -> Any:
+    """The library that holds the casts, as long as it is alive."""
     header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
     text = header.read_text()
     library = torch.library.Library("aten", "IMPL")
-    _kept_alive.append(library)
     wrappers: tuple[tuple[str, Callable[[Any], Any]], ...] = (
         ("AT_FORALL_LOWER_PRECISION_FP", _to_low),
         ("AT_FORALL_FP32", _to_fp32),
@@ -40,7 +72,7 @@ def install() -> None:
     for name in ("norm.Scalar", "norm.ScalarOpt_dim"):
         _register(library, name, _to_fp32)
     library.impl("_cudnn_rnn", _recurrent, "AutocastCUDA", allow_override=True)
-    _patch_cache_clearing()
+    return library
 
 
 def _recurrent(*args: Any) -> Any:
@@ -147,7 +179,7 @@ def cast(value: Any, dtype: Any) -> Any:
     """A floating tensor in `dtype`, as autocast does it, with its cache of weights."""
     if isinstance(value, list | tuple):
         return type(value)(cast(item, dtype) for item in value)
-    if not isinstance(value, torch.Tensor) or not is_pretended(value):
+    if not isinstance(value, torch.Tensor) or not _Cast.is_on_gpu(value):
         return value
     if not value.is_floating_point() or value.dtype in (dtype, torch.float64):
         return value

@@ -4,6 +4,7 @@ Everything heavy is imported inside the function that needs it.
 """
 
 from oomph.verbs.checks import check
+from oomph.verbs.emulation import emulated_gpu, run_emulated
 from oomph.verbs.measurements import calibrate, calibrations, forget_calibrations
 from oomph.verbs.plans import load_plan, plan
 from oomph.verbs.predictions import predict
@@ -23,6 +24,7 @@ __all__ = [
     "catalog",
     "catalog_sources",
     "check",
+    "emulated_gpu",
     "find_gpu",
     "forget_calibrations",
     "free_gpus",
@@ -32,4 +34,5 @@ __all__ = [
     "plan",
     "predict",
     "print_gpu_utilisation",
+    "run_emulated",
 ]

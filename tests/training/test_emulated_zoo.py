@@ -1,0 +1,125 @@
+"""Models of all kinds on the emulated GPU: the CPU's numbers, the rehearsal's allocations."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from tracing import real_run
+from tracing.zoo import TORCH_MODELS
+from tracing.zoo.hugging_face import transformers_models
+from tracing.zoo.kind import Kind
+
+import oomph
+from oomph.tracing.recordings import Recording, first_difference, recording_of
+from oomph.training.emulated import EmulatedGpu
+
+# Of torch, about models that users write like this.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+MODELS = {**TORCH_MODELS, **dict(transformers_models())}
+# The recording to compare with counts every device: a scalar of `x[0] = 3`, which a GPU's tensor
+# leaves on the host (t5), and tensors from before the first step, when they are first returned.
+COUNTED_OTHERWISE = ("t5", "sparse table", "reparametrised")
+COMPARABLE = {
+    name: kind
+    for name, kind in MODELS.items()
+    if kind.is_comparable and name not in COUNTED_OTHERWISE
+}
+STEPS = 2
+
+
+def trained(kind: Kind, device: str, optimizer: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    workload = kind.workload(optimizer)
+    model = workload.model().train().to(device)
+    made = workload.optimizer([p for p in model.parameters() if p.requires_grad])
+    batch = {name: tensor.to(device) for name, tensor in workload.batch(3).items()}
+    for _ in range(STEPS):
+        made.zero_grad()
+        workload.loss(model, batch).backward()
+        made.step()
+    return {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_weights_are_bit_for_bit_those_of_the_cpu(name: str) -> None:
+    plain = trained(MODELS[name], "cpu", "adamw")
+    with oomph.emulated_gpu("1GiB") as gpu:
+        emulated = trained(MODELS[name], "cuda", "adamw")
+    assert gpu.peak_allocated_bytes > 0
+    assert [key for key in plain if not torch.equal(plain[key], emulated[key])] == []
+
+
+class Listener:
+    """Notes what a card gives and takes back, as the recorder notes it."""
+
+    def __init__(self, gpu: EmulatedGpu) -> None:
+        self.sizes: list[int] = []
+        self.events: list[int] = []
+        self._numbers: dict[int, int] = {}
+        allocator: Any = gpu._card.memory.allocator
+        self._malloc, self._free = allocator.malloc, allocator.free
+        allocator.malloc, allocator.free = self.malloc, self.free
+
+    def malloc(self, size_bytes: int, stream: int = 0) -> int:
+        address: int = self._malloc(size_bytes, stream)
+        self.sizes.append(size_bytes)
+        self._numbers[address] = len(self.sizes)
+        self.events.append(len(self.sizes))
+        return address
+
+    def free(self, address: int) -> None:
+        self.events.append(-self._numbers.pop(address))
+        self._free(address)
+
+
+def gpu_without_hidden_memory() -> EmulatedGpu:
+    """Nothing that only CUDA's kernels take: the recording to compare with has none of it."""
+    gpu = oomph.emulated_gpu("1GiB")
+    facts = replace(gpu._cuda.facts, gemms=frozenset(), temporaries={})
+    gpu._cuda = replace(gpu._cuda, facts=facts)
+    return gpu
+
+
+def recorded_on_the_gpu(kind: Kind) -> Recording:
+    """Two steps as real_run.run trains them, the model and the batch being on the GPU before."""
+    torch.manual_seed(0)
+    workload = kind.workload("sgd")
+    with gpu_without_hidden_memory() as gpu, sdpa_kernel(SDPBackend.MATH):
+        model = workload.model().train().to("cuda")
+        made = workload.optimizer([p for p in model.parameters() if p.requires_grad])
+        batch = {name: tensor.to("cuda") for name, tensor in workload.batch(3).items()}
+        gpu._card.settled()
+        listener = Listener(gpu)
+        for _ in range(STEPS):
+            made.zero_grad()
+            loss = workload.loss(model, batch)
+            (loss / 1).backward()
+            made.step()
+        gpu._card.settled()
+        events = list(listener.events)
+    return Recording(listener.sizes, ["?"] * len(listener.sizes), events)
+
+
+def without_the_momentary(recording: Recording) -> Recording:
+    """Without what is freed at once: a size that a meta kernel told wrongly, corrected."""
+    pairs = zip(recording.events, recording.events[1:], strict=False)
+    momentary = {taken - 1 for taken, freed in pairs if freed == -taken}
+    return recording.only(lambda number: number not in momentary)
+
+
+@pytest.mark.parametrize("name", COMPARABLE)
+def test_every_allocation_and_free_is_that_of_the_rehearsal(name: str) -> None:
+    gc.disable()
+    try:
+        on_gpu = recorded_on_the_gpu(COMPARABLE[name])
+    finally:
+        gc.enable()
+    rehearsed = recording_of(real_run.train(COMPARABLE[name], "meta"))
+    assert len(on_gpu.events) > 20
+    assert first_difference(*map(without_the_momentary, (on_gpu, rehearsed))) is None
