@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from oomph.verbs import plan as plan
     from oomph.verbs import predict as predict
     from oomph.verbs import print_gpu_utilisation as print_gpu_utilisation
+    from oomph.verbs.training import Stepper as Stepper
+    from oomph.verbs.training import apply as apply
 
     gpu_utilization = gpu_utilisation
     print_gpu_utilization = print_gpu_utilisation
@@ -32,9 +34,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "OomphError": ("oomph.errors", "OomphError"),
     "Script": ("oomph.records.script", "Script"),
+    "Stepper": ("oomph.verbs.training", "Stepper"),
     "Workload": ("oomph.records.workload", "Workload"),
     "check": ("oomph.verbs", "check"),
     "emulated_gpu": ("oomph.verbs", "emulated_gpu"),
+    "apply": ("oomph.verbs.training", "apply"),
     "gpu_utilisation": ("oomph.verbs", "gpu_utilisation"),
     "gpu_utilization": ("oomph.verbs", "gpu_utilisation"),
     "gpus": ("oomph.verbs", "gpus"),
@@ -48,8 +52,10 @@ _HOMES = {
 __all__ = [
     "OomphError",
     "Script",
+    "Stepper",
     "Workload",
     "__version__",
+    "apply",
     "check",
     "emulated_gpu",
     "gpu_utilisation",

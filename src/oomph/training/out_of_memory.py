@@ -1,0 +1,81 @@
+"""An exception -> which memory ran out, or None if it says something else.
+
+torch has a class for it, torch.OutOfMemoryError; libraries below torch (cuBLAS, cuDNN, NCCL,
+bitsandbytes) and the CPU's allocator have texts. A text decides only in a RuntimeError or a
+MemoryError, as torch raises them: a ValueError that quotes one is none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Literal
+
+import torch
+
+# "workers": processes of a DataLoader. No smaller piece of a batch would bring them back.
+Memory = Literal["gpu", "host", "workers"]
+
+_DEVICES = "CUDA|HIP|XPU|NPU|MPS backend"
+_GPU = re.compile(
+    rf"""
+      \b(?:{_DEVICES})\ out\ of\ memory            # torch's caching allocators
+    | \b(?:CUDA|HIP|XPU)\ (?:driver\ )?error:\s*out\ of\ memory
+    | \bcuda\ runtime\ err(?:or)?\s*\(2\)\s*:\s*out\ of\ memory    # torch before 1.0
+    | \bTHCudaCheck\ FAIL\b.*\bout\ of\ memory
+    | \bcuda\ failed\ with\ error\ 2\ out\ of\ memory               # spconv
+    | \bAllocation\ on\ device\b.*\bwould\ exceed\ allowed\ memory  # backend:cudaMallocAsync
+    | \bTried\ to\ allocate\ (?:more\ than\ 1EB|[\d.]+\ [KMGT]i?B)
+    | \breserved\ in\ total\ by\ PyTorch
+    | \bmax_split_size_mb\ to\ avoid\ fragmentation
+    | \bcan\ NOT\ allocate\ memory\ block\ with\ size\ larger       # XPU
+    | \bUR_RESULT_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)\b        # XPU
+    | \b(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|HIPBLAS|HIPSPARSE)_STATUS_ALLOC_FAILED\b
+    | \bCUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED\b
+    | \bCUFFT_ALLOC_FAILED\b
+    | \b(?:cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory)\b
+    | \b(?:rocblas_status_memory_error|miopenStatusAllocFailed)\b
+    | \bUnable\ to\ find\ a\ valid\ cuDNN\ algorithm                # no workspace fits
+    | \bCuda\ failure\s*(?:2\s*)?'out\ of\ memory'                  # NCCL
+    | \bNCCL\b.*\bout\ of\ memory
+    | \bError\ out\ of\ memory\ at\ line\ \d+                       # bitsandbytes
+    """,
+    re.VERBOSE | re.IGNORECASE | re.DOTALL,
+)
+_HOST = re.compile(
+    r"""
+      \bDefaultCPUAllocator:\ (?:can't\ allocate|not\ enough)\ memory
+    | \benforce\ fail\ at\ .*alloc.*\bposix_memalign
+    """,
+    re.VERBOSE | re.IGNORECASE | re.DOTALL,
+)
+_WORKERS = re.compile(
+    r"\bDataLoader worker \(pid[^)]*\) is killed by signal: (?:Killed|Bus error)", re.IGNORECASE
+)
+# An old driver says this of expandable segments when there is no memory left; without them it is
+# another fault (pytorch's CUDACachingAllocator.cpp maps memory only for them).
+_DRIVER = "CUDA driver error: invalid argument"
+_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def which_memory(error: BaseException) -> Memory | None:
+    """Which memory an exception says has run out; None if it says something else."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "gpu"
+    if not isinstance(error, RuntimeError | MemoryError):
+        return None
+    text = " ".join(map(str, error.args))
+    if _GPU.search(text) or (_DRIVER in text and _has_expandable_segments()):
+        return "gpu"
+    if _WORKERS.search(text):
+        return "workers"
+    return "host" if isinstance(error, MemoryError) or _HOST.search(text) else None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Would smaller pieces of the batch help?"""
+    return which_memory(error) in ("gpu", "host")
+
+
+def _has_expandable_segments() -> bool:
+    return any("expandable_segments:True" in os.environ.get(name, "") for name in _SETTINGS)

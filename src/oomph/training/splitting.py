@@ -1,0 +1,262 @@
+"""A batch, any tree of tensors -> micro-batches of the same kind of tree, in order.
+
+Split are tensors, arrays and lists that have one entry for each example: dense, sparse and nested
+tensors, packed sequences, lists of texts or of tensors of unlike shapes, in dicts, tuples,
+dataclasses, objects and what transformers makes. Numbers, texts and tensors without a dimension of
+examples go whole to every piece. What could be either is an error that names it: a batch is never
+repeated by mistake.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch.nn.utils import rnn
+
+from oomph.errors import UsageError
+
+_WHOLE = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.device, torch.dtype)
+
+
+def num_examples(batch: Any) -> int:
+    """How many examples a batch has. Raises UsageError."""
+    found = _first_size(batch) or _length_of_list(batch) or _size_in_list(batch)
+    if found is not None:
+        return found
+    raise UsageError(
+        f"a batch of {type(batch).__name__} cannot be split",
+        because="no tensor or list of examples was found in it",
+        attempt="a dict, tuple or dataclass of tensors, or Stepper(..., split=function)",
+    )
+
+
+def piece_sizes(num: int, limit: int) -> list[int]:
+    """As few pieces of at most `limit` as there can be, and as equal as can be."""
+    count = -(-num // max(limit, 1))
+    least, more = divmod(num, count)
+    return [least + 1] * more + [least] * (count - more)
+
+
+def split(batch: Any, sizes: Sequence[int], whole: Collection[str] = ()) -> Sequence[Any]:
+    """The pieces of a batch, one for each of `sizes`, which add up to its examples.
+
+    `whole` names what every piece is given whole: "mask", or "inputs.mask". Raises UsageError.
+    """
+    if len(sizes) == 1:
+        return [batch]
+    return _Splitting(sizes, frozenset(whole)).pieces(batch, "")
+
+
+def elements_per_example(batch: Any, num: int) -> int:
+    """How large an example is: what sequences of more tokens, or larger images, have more of."""
+    num_elements: int = sum(tensor.numel() for tensor in _tensors(batch))
+    return num_elements // max(num, 1)
+
+
+def moved(part: Any, device: Any) -> Any:
+    """A piece on another device; copies from pinned memory are not waited for."""
+    if hasattr(part, "to"):  # tensors, packed sequences, what transformers' tokenizers return
+        return part.to(device, non_blocking=True)
+    if isinstance(part, list):
+        return [moved(each, device) for each in part]
+    if isinstance(part, tuple):
+        parts = [moved(each, device) for each in part]
+        return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
+    if isinstance(part, Mapping):
+        content = {name: moved(each, device) for name, each in part.items()}
+        return content if type(part) is dict else _mapping_like(part, content)
+    if isinstance(part, _WHOLE) or not hasattr(part, "__dict__"):
+        return part
+    return _object_like(part, {name: moved(each, device) for name, each in vars(part).items()})
+
+
+class _Splitting:
+    """One batch into pieces of given sizes."""
+
+    def __init__(self, sizes: Sequence[int], whole: frozenset[str]) -> None:
+        self.sizes, self.num, self.whole = list(sizes), sum(sizes), whole
+        self.ends = list(accumulate(sizes))
+
+    def pieces(self, part: Any, path: str) -> Sequence[Any]:
+        if path in self.whole:
+            return [part] * len(self.sizes)
+        if isinstance(part, torch.Tensor):
+            return self._of_tensor(part, path)
+        if isinstance(part, _WHOLE):
+            return [part] * len(self.sizes)
+        if isinstance(part, rnn.PackedSequence):
+            return self._packed(part, path)
+        if dataclasses.is_dataclass(part) and not isinstance(part, type):
+            names = [field.name for field in dataclasses.fields(part) if field.init]
+            fields = self._each({name: getattr(part, name) for name in names}, path)
+            return [dataclasses.replace(part, **each) for each in fields]
+        if isinstance(part, Mapping):
+            each = self._each(part, path)
+            return each if type(part) is dict else [_mapping_like(part, one) for one in each]
+        if isinstance(part, list | tuple):
+            return self._of_sequence(part, path)
+        return self._of_object(part, path)
+
+    def _each(self, parts: Mapping[Any, Any], path: str) -> list[dict[Any, Any]]:
+        """What has parts, piece by piece."""
+        prefix = f"{path}." if path else ""
+        columns = [self.pieces(part, f"{prefix}{name}") for name, part in parts.items()]
+        if not columns:
+            return [{} for _ in self.sizes]
+        return [dict(zip(parts, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _of_tensor(self, tensor: Any, path: str) -> Sequence[Any]:
+        if tensor.dim() == 0:
+            return [tensor] * len(self.sizes)
+        if tensor.size(0) != self.num:
+            return self._broadcast(tensor, path, list(tensor.shape))
+        if tensor.is_nested:
+            parts = self._sliced(tensor.unbind())
+            return [torch.nested.as_nested_tensor(p, layout=tensor.layout) for p in parts]
+        if tensor.layout is not torch.strided:
+            return [torch.narrow_copy(tensor, 0, at, end - at) for at, end in self._spans()]
+        pieces: Sequence[Any] = torch.split_with_sizes(tensor, self.sizes)
+        return pieces
+
+    def _broadcast(self, part: Any, path: str, shape: list[int]) -> list[Any]:
+        if shape[0] == 1:
+            return [part] * len(self.sizes)
+        name = path or type(part).__name__
+        raise UsageError(
+            f"{name} of the batch cannot be split",
+            because=f"its shape is {shape}, and the batch has {self.num} examples",
+            attempt=f"whole=({name!r},) in the Stepper, if every piece needs all of it",
+        )
+
+    def _packed(self, part: Any, path: str) -> list[Any]:
+        sequences = rnn.unpack_sequence(part)
+        if len(sequences) != self.num:
+            return self._broadcast(part, path, [len(sequences)])
+        return [rnn.pack_sequence(p, enforce_sorted=False) for p in self._sliced(sequences)]
+
+    def _of_sequence(self, part: Any, path: str) -> list[Any]:
+        if self._is_of_examples(part):
+            return [type(part)(each) for each in self._sliced(part)]
+        rows = [list(one.values()) for one in self._each(dict(enumerate(part)), path)]
+        if hasattr(part, "_fields"):  # a named tuple
+            return [type(part)(*row) for row in rows]
+        return [type(part)(row) for row in rows]
+
+    def _is_of_examples(self, part: Any) -> bool:
+        """One entry for each example, and not columns that have one each."""
+        if hasattr(part, "_fields") or len(part) != self.num:
+            return False
+        return not all(_has_examples(each, self.num) for each in part)
+
+    def _of_object(self, part: Any, path: str) -> list[Any]:
+        shape = getattr(part, "shape", None)  # an array of numpy
+        if isinstance(shape, tuple) and hasattr(part, "__array__"):
+            if not shape:
+                return [part] * len(self.sizes)
+            is_split = shape[0] == self.num
+            return self._sliced(part) if is_split else self._broadcast(part, path, list(shape))
+        attributes = getattr(part, "__dict__", None)
+        if attributes is None or next(_tensors(attributes), None) is None:
+            raise UsageError(
+                f"{path or 'the batch'} of type {type(part).__name__} cannot be split",
+                because="it is no tensor, and no tree of tensors that could be looked into",
+                attempt=f"whole=({path!r},) or split=function in the Stepper",
+            )
+        return [_object_like(part, one) for one in self._each(attributes, path)]
+
+    def _sliced(self, part: Any) -> list[Any]:
+        return [part[start:end] for start, end in self._spans()]
+
+    def _spans(self) -> Iterator[tuple[int, int]]:
+        return zip([0, *self.ends[:-1]], self.ends, strict=True)
+
+
+def _mapping_like(like: Mapping[Any, Any], content: dict[Any, Any]) -> Any:
+    """A UserDict of transformers, an OrderedDict: the same kind with other content."""
+    made = copy.copy(like)
+    if hasattr(made, "data") and isinstance(made.data, dict):
+        made.data = content
+        return made
+    return type(like)(content)  # type: ignore[call-arg]
+
+
+def _object_like(like: Any, attributes: dict[str, Any]) -> Any:
+    made = copy.copy(like)
+    made.__dict__.update(attributes)
+    return made
+
+
+# ---- how many examples -------------------------------------------------------------------------
+
+
+def _has_examples(part: Any, num: int) -> bool:
+    if isinstance(part, torch.Tensor):
+        return part.dim() > 0 and part.size(0) == num
+    shape: Any = getattr(part, "shape", None)
+    return isinstance(shape, tuple) and shape[:1] == (num,)
+
+
+def _first_size(part: Any) -> int | None:
+    """Of the first tensor that is in no list: lists may have one tensor for each example."""
+    if isinstance(part, torch.Tensor):
+        return part.size(0) if part.dim() else None
+    if isinstance(part, dict):  # the commonest by far
+        return next(filter(None, map(_first_size, part.values())), None)
+    if isinstance(part, rnn.PackedSequence):
+        return int(part.batch_sizes[0])
+    shape: Any = getattr(part, "shape", None)
+    if hasattr(part, "__array__") and shape:
+        return int(shape[0])
+    return next(filter(None, map(_first_size, _columns(part))), None)
+
+
+def _length_of_list(part: Any) -> int | None:
+    """Of the first list of what are no tensors: texts, dicts, numbers; or of unlike tensors."""
+    if isinstance(part, list | tuple) and part and not hasattr(part, "_fields"):
+        tensors = [each for each in part if isinstance(each, torch.Tensor)]
+        is_unlike = len({each.shape[:1] for each in tensors}) > 1
+        if isinstance(part, list) and (is_unlike or all(map(_is_one_example, part))):
+            return len(part)
+    inside = part if isinstance(part, list | tuple) else _columns(part)
+    return next(filter(None, map(_length_of_list, inside)), None)
+
+
+def _is_one_example(part: Any) -> bool:
+    return isinstance(part, str | int | float | Mapping)
+
+
+def _size_in_list(part: Any) -> int | None:
+    """Of tensors in a list that all have as many: what default_collate makes of pairs."""
+    inside = part if isinstance(part, list | tuple) else _columns(part)
+    for each in inside:
+        found = _first_size(each) if not isinstance(each, list) else None
+        found = found or _size_in_list(each)
+        if found is not None:
+            return found
+    return None
+
+
+def _columns(part: Any) -> list[Any]:
+    """The parts of what has named parts, or is a tuple."""
+    if isinstance(part, Mapping):
+        return list(part.values())
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        return [getattr(part, field.name) for field in dataclasses.fields(part)]
+    if isinstance(part, tuple):
+        return list(part)
+    is_plain = isinstance(part, (*_WHOLE, list)) or not hasattr(part, "__dict__")
+    return [] if is_plain else list(vars(part).values())
+
+
+def _tensors(part: Any) -> Iterator[Any]:
+    if isinstance(part, torch.Tensor):
+        yield part
+        return
+    for each in part if isinstance(part, list) else _columns(part):
+        yield from _tensors(each)

@@ -1,0 +1,66 @@
+"""What a Stepper was given -> how it trains, or an error that says what contradicts what."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from oomph.errors import UsageError
+from oomph.records.plan import Plan
+from oomph.records.workload import How, Precision
+
+
+def how_to_train(plan: Plan | None, precision: Precision | None) -> How:
+    """Raises UsageError."""
+    if plan is None:
+        return How(precision=precision or "fp32")
+    if precision not in (None, plan.precision):
+        raise UsageError(
+            f"precision={precision!r} contradicts the plan, which has {plan.precision}",
+            attempt="one of the two",
+        )
+    return plan.variant
+
+
+def check(
+    model: Any, how: How, *, accumulate: int, clip_grad_norm: float | None, is_alone: bool
+) -> None:
+    """Raises UsageError."""
+    is_parallel = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    if is_alone and (how.num_gpus > 1 or is_parallel):
+        raise UsageError(
+            "a Stepper does not train on several GPUs by itself",
+            because="all ranks have to agree on an out-of-memory error of one",
+            attempt="plan.to_code() or plan.to_torchrun(), or agree=function",
+        )
+    if accumulate < 1:
+        raise UsageError(f"{accumulate} batches cannot be accumulated", attempt="accumulate=1")
+    if how.optimizer_in_backward and (accumulate > 1 or clip_grad_norm is not None):
+        raise UsageError(
+            "the optimizer cannot step in backward",
+            because="accumulating and clipping need gradients that are used up there",
+            attempt="a plan without optimizer-in-backward",
+        )
+
+
+def several(one_or_more: Any) -> tuple[Any, ...]:
+    """None, one of something, or a list of them."""
+    if one_or_more is None:
+        return ()
+    return tuple(one_or_more) if isinstance(one_or_more, list | tuple) else (one_or_more,)
+
+
+def no_loss(_: Any, __: Any) -> NoReturn:
+    """Stands in for a loss that was not given."""
+    raise UsageError(
+        "this Stepper was given no loss",
+        attempt="Stepper(model, optimizer, loss), or step.micro(batch)",
+    )
+
+
+def device_kind(model: Any) -> str:
+    """ "cuda", "cpu": where the first parameter is."""
+    parameter = next(iter(model.parameters()), None)
+    kind: str = "cpu" if parameter is None else parameter.device.type
+    return kind

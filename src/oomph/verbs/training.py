@@ -1,0 +1,29 @@
+"""Plan -> training: what of the room of training users call by themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oomph.records.plan import Plan
+    from oomph.training.stepper import Stepper as Stepper
+
+
+def apply(plan: Plan, model: Any, make_optimizer: Callable[[Any], Any] | None = None) -> Any:
+    """The model with a plan's tricks on it, before its optimizer is made.
+
+    With `make_optimizer` (parameters -> optimizer) the model and its optimizer, as planned.
+    """
+    from oomph.training import apply as training
+
+    return training.apply(plan, model, make_optimizer)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Stepper":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from oomph.training.stepper import Stepper
+
+    return Stepper
