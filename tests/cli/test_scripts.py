@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -145,6 +146,18 @@ def test_what_makes_no_sense_is_one_clear_error(
     assert said in told.err
     assert "Traceback" not in told.err
     assert not told.out
+
+
+@pytest.mark.usefixtures("train")
+def test_without_torch_it_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
+    )
+    assert main(["predict", "train.py", "--gpu", "t4"]) == 2
+    assert "pip install torch" in capsys.readouterr().err
 
 
 def test_ctrl_c_leaves_nothing(train: Path) -> None:

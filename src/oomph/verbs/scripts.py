@@ -158,12 +158,27 @@ def rehearser_of(
     """A rehearser while the sandbox stands. Raises what the script or the sandbox raises."""
     from oomph.running.sandbox import Sandbox
 
+    _check_torch()
     gpu = pretended(target)
     with Sandbox(_server(script, gpu), is_unprotected=is_unprotected) as sandbox:
         if sandbox.protection.kind == "none":
             say(f"not protected: {sandbox.protection.why}")
         say("rehearsing the script as it is")
         yield ScriptRehearser(lambda request: sandbox.ask(request, within_s=2 * _LIMIT_S))
+
+
+def _check_torch() -> None:
+    """Without importing it, which takes seconds."""
+    import importlib.util
+
+    from oomph.errors import UserCodeError
+
+    if importlib.util.find_spec("torch") is None:
+        raise UserCodeError(
+            "a script cannot be rehearsed without torch",
+            because="there is none beside this oomph",
+            attempt="pip install torch, in the build for your driver",
+        )
 
 
 def _server(script: Script, gpu: PretendedGpu) -> Callable[[BinaryIO, BinaryIO], None]:
