@@ -54,7 +54,8 @@ class Invented:
 class Line:
     """Where the script does something for the first time, as far as its own lines tell."""
 
-    what: Literal["optimizer", "forward", "backward", "clip", "step", "zero_grad"]
+    # "batch": it makes a tensor with an example in each row on the GPU, in every micro-step.
+    what: Literal["optimizer", "forward", "backward", "clip", "step", "zero_grad", "batch"]
     file: str
     line: int
 

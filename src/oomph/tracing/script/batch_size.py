@@ -2,32 +2,66 @@
 
 A script without a DataLoader makes its batches itself. Their tensors are known by their leading
 dimension, which the rehearsal of the script as it is has told, and are cut or repeated when they
-are moved, or when they reach the model.
+are moved, or when they reach the model. Where a line of the loop makes such a tensor on the GPU
+itself, it makes one of another size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
 from oomph.errors import UsageError, UserCodeError
+from oomph.records.script import Line
 from oomph.tracing.script.loaders import Loaders
 from oomph.tracing.script.loop import Loop
 from oomph.tracing.script.users_line import in_words, users_line
 
+# They take a size as so many numbers, too.
+_OF_NUMBERS = ("empty", "ones", "rand", "randn", "zeros")
 RESIZED = "the batch was changed by cutting or repeating tensors of the script, not by its loader"
 
 
 class BatchSize:
     """The batch that is asked for, and that which the script has."""
 
-    def __init__(self, wanted: int | None, given: int | None) -> None:
+    def __init__(self, wanted: int | None, given: int | None, lines: Iterable[Line] = ()) -> None:
         self.wanted = wanted if wanted != given else None
         self.given = given
         self.is_by_loader = False
         self.has_resized = False
+        # Of each line that makes tensors on the GPU: their rows, and in which micro-steps.
+        self._made: dict[tuple[str, int], tuple[set[int], set[int]]] = {}
+        self._lines = {(line.file, line.line) for line in lines if line.what == "batch"}
+
+    def made(self, name: str, args: Any, kwargs: Any, loop: Loop) -> Any:
+        """What is asked for of a function that makes a tensor on the GPU."""
+        if loop.depth or loop.in_backward or loop.in_step:
+            return args, kwargs
+        rows = _rows_asked_for(name, args, kwargs)
+        line = None if rows is None else users_line()
+        if rows is None or line is None:
+            return args, kwargs
+        if self.wanted is None:
+            known = self._made.setdefault(line, (set(), set()))
+            known[0].add(rows)
+            known[1].add(loop.num_forwards)
+            return args, kwargs
+        if self.is_by_loader or rows != self.given or line not in self._lines:
+            return args, kwargs
+        self.has_resized = True
+        return _with_rows(args, kwargs, self.given, self.wanted)
+
+    def lines(self, micro_batch: int | None) -> list[tuple[str, int]]:
+        """Those that make a batch for more than one micro-step, and nothing else."""
+        return [
+            line
+            for line, (rows, moments) in self._made.items()
+            if rows == {micro_batch} and len(moments) > 1
+        ]
 
     def moved(self, tensor: Any, loop: Loop) -> Any:
         """A real tensor on its way to the GPU."""
@@ -70,6 +104,24 @@ class BatchSize:
             f" {loader.place if loader else in_words(users_line())}",
             attempt="the script's own option for its batch size, after --",
         )
+
+
+def _rows_asked_for(name: str, args: Any, kwargs: Any) -> int | None:
+    """The first number of a size of two or more; None where there is none."""
+    sizes = [each for each in (*args, kwargs.get("size")) if isinstance(each, tuple | list)]
+    size = sizes[0] if sizes else args if name in _OF_NUMBERS else ()
+    is_size = len(size) > 1 and all(isinstance(each, int) for each in size)
+    return int(size[0]) if is_size else None
+
+
+def _with_rows(args: Any, kwargs: Any, given: int | None, wanted: int) -> Any:
+    def changed(each: Any) -> Any:
+        is_size = isinstance(each, tuple | list) and len(each) > 1 and each[0] == given
+        return (wanted, *each[1:]) if is_size else each
+
+    if any(isinstance(each, tuple | list) for each in (*args, kwargs.get("size"))):
+        return tuple(map(changed, args)), {name: changed(each) for name, each in kwargs.items()}
+    return (wanted, *args[1:]), kwargs
 
 
 def _has(tensor: Any, num_examples: int | None) -> bool:

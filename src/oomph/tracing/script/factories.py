@@ -16,14 +16,18 @@ _OF_VALUES = ("tensor", "as_tensor", "asarray", "scalar_tensor")
 _NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 
 
-def install(recorder: Any) -> None:
+# What is asked for, before it is made: name, arguments, keywords.
+Resize = Callable[[str, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def install(recorder: Any, resize: Resize) -> None:
     """Wrap what `pretend.install` has wrapped, which knows of one place only."""
     names = {function.__name__ for function in _device._device_constructors()}
     names |= {name for name in dir(torch) if name.endswith("_like")}
     for name in sorted(names):
         function = getattr(torch, name, None)
         if callable(function) and name not in _OF_VALUES:
-            setattr(torch, name, _placed(function))
+            setattr(torch, name, _placed(function, resize))
     for name in _OF_VALUES:
         function = _with_values(recorder, getattr(torch, name))
         setattr(torch, name, _placed(function))
@@ -34,7 +38,7 @@ def install(recorder: Any) -> None:
     _patch_generator()
 
 
-def _placed(function: Callable[..., Any]) -> Callable[..., Any]:
+def _placed(function: Callable[..., Any], resize: Resize | None = None) -> Callable[..., Any]:
     def made(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         if device is None or Lie.suspended:
@@ -42,6 +46,8 @@ def _placed(function: Callable[..., Any]) -> Callable[..., Any]:
         place = place_named(device)
         if place == "meta":
             place = Wanted.loading or "meta"
+        if resize is not None and place == "cuda":
+            args, kwargs = resize(function.__name__, args, kwargs)
         with wanted(place):
             return function(*args, **kwargs)
 

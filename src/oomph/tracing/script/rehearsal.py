@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from oomph.errors import OomphError, UserCodeError
 from oomph.records.possible import Possible
-from oomph.records.script import Overrides, PretendedGpu
+from oomph.records.script import Line, Overrides, PretendedGpu
 from oomph.tracing import autocast, ranks, streams
 from oomph.tracing.script import (
     cuda,
@@ -68,7 +68,11 @@ class Rehearsal:
         recorder, approximate = self.recorder, self.approximate
         self.observed = Observed(overrides.how)
         first = overrides.first
-        self.batch_size = BatchSize(overrides.micro_batch, first.micro_batch if first else None)
+        self.batch_size = BatchSize(
+            overrides.micro_batch,
+            first.micro_batch if first else None,
+            first.lines if first else (),
+        )
         parameters: dict[int, Any] = {}
         self.loop = loop = Loop(recorder, parameters)
         places.install(recorder.host)
@@ -76,7 +80,7 @@ class Rehearsal:
         lazy.install(recorder)
         legacy.install()
         reading.install(recorder)
-        factories.install(recorder)
+        factories.install(recorder, partial(self.batch_size.made, loop=loop))
         cuda.install(recorder, gpu, approximate)
         files.install()
         refusals.install(approximate, self.fail)
@@ -165,6 +169,11 @@ class Rehearsal:
         if not self.recorder.events:
             self.approximate(NO_GPU)
         seen = self.observed.seen(loop, self.loaders.feeding, self.recorder.inventions.records())
+        batches = [
+            Line(what="batch", file=file, line=line)
+            for file, line in self.batch_size.lines(seen.micro_batch)
+        ]
+        seen = replace(seen, lines=(*seen.lines, *batches))
         return Rehearsed(
             trace=replace(trace_of(loop), doubt=self._doubt),
             seen=seen,
