@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -65,3 +66,15 @@ def start_process() -> Iterator[Callable[..., int]]:
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(autouse=True)
+def allocator_as_it_was() -> Iterator[None]:
+    """A plan that is applied sets the allocator of its process: not that of the next test."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    before = {name: os.environ.pop(name, None) for name in names}
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value

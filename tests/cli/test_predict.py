@@ -122,7 +122,7 @@ def test_a_workload_that_is_wrong_is_one_clear_error(
     ("arguments", "said"),
     [
         (["nowhere.py:workload", "--gpu", "t4"], "there is no file 'nowhere.py'"),
-        (["train.py", "--gpu", "t4"], "does not say where the workload is"),
+        (["train.py", "--gpu", "t4"], "there is no file 'train.py'"),
         (["{train}:nope", "--gpu", "t4"], "has no 'nope'"),
         (["{train}:loss", "--gpu", "t4"], "TypeError"),
         (["{train}:workload"], "no GPU is named"),

@@ -27,13 +27,13 @@ class Facts:
     as_is: Prediction
     fastest_s: float  # of all ways, on a GPU of infinite memory
     changing: frozenset[str]  # tricks that change this model's training, though not that of others
-    own: frozenset[str]  # tricks that are on as it was given
     prefer: Preference
     batch_norm_names: tuple[str, ...]
     has_dropout: bool
     block_names: tuple[str, ...]
     batch_size: int
     rate_advice: Callable[[float], str]  # for a batch that is so many times the given one
+    own: frozenset[str] = frozenset()  # tricks that are on as it was given
 
 
 def plan_of(

@@ -44,16 +44,27 @@ class Observed:
         self._watch_checkpoints()
 
     def _watch_checkpoints(self) -> None:
+        """Inside of `checkpoint`: who has imported its name before calls what they imported."""
         from torch.utils import checkpoint
 
         module: Any = checkpoint
-        original = module.checkpoint
+        generator, reentrant = (
+            module._checkpoint_without_reentrant_generator,
+            module.CheckpointFunction,
+        )
 
         def noted(*args: Any, **kwargs: Any) -> Any:
             self._checkpoints = True
-            return original(*args, **kwargs)
+            return generator(*args, **kwargs)
 
-        module.checkpoint = noted
+        class Noted(reentrant):  # type: ignore[misc, valid-type]
+            @classmethod
+            def apply(cls, *args: Any, **kwargs: Any) -> Any:
+                self._checkpoints = True
+                return reentrant.apply(*args, **kwargs)
+
+        module._checkpoint_without_reentrant_generator = noted
+        module.CheckpointFunction = Noted
 
     def seen(self, loop: Loop, loader: Loader | None, invented: tuple[Invented, ...]) -> Seen:
         from oomph.tracing.script.refusals import COMPILE

@@ -1,0 +1,33 @@
+"""What a script does is seen, whoever imported what before it."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from torch.utils.checkpoint import checkpoint
+
+from tracing.script import written_twice
+from tracing.script.rehearsed import rehearsed
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_recomputing_is_seen_through_a_name_that_was_imported_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_reentrant: bool
+) -> None:
+    early = types.ModuleType("early")
+    early.checkpoint = checkpoint  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "early", early)
+    plain = written_twice.script("net", "plain")
+    text = "import early\n" + plain.replace(
+        "for batch in loader:",
+        "inner = model.forward\n"
+        f"model.forward = lambda x: early.checkpoint(inner, x.requires_grad_(), use_reentrant={is_reentrant})\n"
+        "for batch in loader:",
+    )
+    _, seen = rehearsed(tmp_path, text)
+    assert seen.checkpointing == "by the script"
+    _, seen = rehearsed(tmp_path, plain)
+    assert seen.checkpointing == "none"
