@@ -24,7 +24,8 @@ def test_recomputing_is_seen_through_a_name_that_was_imported_before(
     text = "import early\n" + plain.replace(
         "for batch in loader:",
         "inner = model.forward\n"
-        f"model.forward = lambda x: early.checkpoint(inner, x.requires_grad_(), use_reentrant={is_reentrant})\n"
+        "model.forward = lambda x: early.checkpoint(\n"
+        f"    inner, x.requires_grad_(), use_reentrant={is_reentrant})\n"
         "for batch in loader:",
     )
     _, seen = rehearsed(tmp_path, text)
