@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 BOTH_CORES := --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types house docs rest fix accuracy verdicts bench clean \
+.PHONY: help demo test test-slow check format lint types house docs rest fix accuracy verdicts bench clean \
   web test-web
 
 # The page of `oomph plan --html`, built from web/ into the package.
@@ -37,7 +37,10 @@ demo: $(VENV)/.installed-demo $(PAGE) ## set up, then plan BERT-large for two GP
 	@echo 'drawn: build/plan-v100-16gb.html and build/plan-rtx4090.html'
 
 test: $(VENV)/.installed-dev $(PAGE) ## set up, then run the tests
-	$(BIN)/python -m pytest $(BOTH_CORES)
+	$(BIN)/python -m pytest $(BOTH_CORES) -m 'not slow'
+
+test-slow: $(VENV)/.installed-dev $(PAGE) ## the suites that take minutes: real training of all kinds
+	$(BIN)/python -m pytest $(BOTH_CORES) -m slow
 
 check: format lint types house docs test-web rest ## format, lint, types, house, docs and tests: what CI runs
 

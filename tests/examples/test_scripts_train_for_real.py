@@ -17,6 +17,8 @@ import torch
 
 from examples.commands import COMMANDS, SCRIPTS
 
+pytestmark = pytest.mark.slow
+
 _LOSS = re.compile(r"loss\D{0,25}?[=: ] ?'?(-?\d+\.\d+|nan|inf)", re.IGNORECASE)
 _HAS_GPU = torch.cuda.is_available()
 RUNNABLE = [name for name, command in COMMANDS.items() if _HAS_GPU or not command.needs_gpu]

@@ -16,6 +16,7 @@ from oomph.records.script import Line, ScriptChanges, Seen
 from planning.script_stage import applied, loader_of, seen_of, split
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
 
 PLAIN = '''"""A classifier, as in many first scripts."""
 import argparse

@@ -19,7 +19,7 @@ from oomph.tracing.recordings import Recording, first_difference, recording_of
 from oomph.training.emulated import EmulatedGpu
 
 # Of torch, about models that users write like this.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 MODELS = {**TORCH_MODELS, **dict(transformers_models())}
 # The recording to compare with counts every device: a scalar of `x[0] = 3`, which a GPU's tensor
