@@ -122,6 +122,15 @@ def test_a_script_that_fails_is_named_by_its_line(
     assert "ZeroDivisionError" in told
 
 
+def test_a_script_that_stays_on_the_cpu_is_told_so(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (train / "train.py").write_text(TRAIN.replace(".cuda()", ""))
+    for verb in ("predict", "plan"):
+        assert main([verb, "train.py", "--gpu", "t4"]) == 2
+        assert "put nothing on the GPU" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any, BinaryIO
 
+    from oomph.errors import OomphError
     from oomph.records.possible import Possible
     from oomph.records.script import PretendedGpu, Script, Seen
     from oomph.records.trace import Trace
@@ -33,6 +34,8 @@ class ScriptRehearser:
 
         self._ask = ask
         self.first = self._rehearse(Overrides())
+        if not self.first.trace.events:
+            raise _without_gpu()
         self.seen: Seen = self.first.seen
         self.own = own_how(self.seen)
         self.files = self.first.files
@@ -118,6 +121,16 @@ class ScriptRehearser:
         from oomph.tracing.script.answers import heard, question
 
         return heard(self._ask(question(overrides)))
+
+
+def _without_gpu() -> OomphError:
+    from oomph.errors import UserCodeError
+
+    return UserCodeError(
+        "the script put nothing on the GPU",
+        because="it trained on the CPU, though it was told that there is a GPU",
+        attempt="its own option for the device, after --, as in -- --device cuda",
+    )
 
 
 def own_how(seen: Seen) -> How:
