@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from oomph.predicting.footprint import Footprint
 from oomph.predicting.footprint_changes import without_accumulation
 from oomph.predicting.speed import estimate
-from oomph.predicting.step_times import step_times
+from oomph.predicting.step_times import MicroSteps, PricedFootprint, Prices, StepTimes
 from oomph.records.catalog import GpuModel
 from oomph.records.workload import Variant
 from oomph.sensing.catalog import find
 from predicting.footprints import traced
 from predicting.test_footprint import MANY, footprint
+
+
+def step_times(footprint: Footprint, model: GpuModel, num_gpus: int = 1) -> StepTimes:
+    """Of a footprint that has its optimizer's step."""
+    priced = PricedFootprint(footprint, Prices(model, "fp32", num_gpus))
+    return StepTimes(MicroSteps(priced, has_step=True), None)
+
 
 A100, T4 = (find(name).model for name in ("a100-80gb", "t4"))
 

@@ -9,22 +9,24 @@ import pytest
 import torch
 
 from oomph.records.check import PrecisionCheck
-from oomph.stability import cuda_casts
+from oomph.stability.cuda_casts import CudaCasts, known_to_models
 from oomph.stability.examples import take
 from oomph.stability.low_precision import LowPrecision
 from oomph.stability.precision import check_precision
 from oomph.stability.precision_gaps import resolved_values
 from oomph.stability.trial import Trial
 from oomph.stability.whereabouts import Whereabouts
+from oomph.tracing import autocast
 from oomph.tracing.child import in_a_child
 from stability.precisions import CASES, Case
 
 NUM = 8
+CASTS = CudaCasts(autocast.installed, autocast.guard)
 Found = dict[str, dict[str, PrecisionCheck]]
 
 
 def checks_of(case: Case) -> dict[str, PrecisionCheck]:
-    found = check_precision(case.workload, take(case.batch, NUM))
+    found = check_precision(case.workload, take(case.batch, NUM), CASTS)
     return {check.dtype: check for check in found}
 
 
@@ -94,7 +96,6 @@ def test_values_of_the_first_step_are_not_called_certain(found: Found) -> None:
 
 
 def dtypes_under_autocast() -> dict[str, str]:
-    cuda_casts.install()
     x, weight = torch.randn(4, 4), torch.randn(4, 4)
     ops: dict[str, Any] = {
         "matmul": lambda: x @ weight,
@@ -108,7 +109,11 @@ def dtypes_under_autocast() -> dict[str, str]:
         "double": lambda: x.double() @ weight.double(),
         "pow": lambda: (x @ weight) ** 2,
     }
-    with cuda_casts.switched_on(), torch.autocast("cuda", dtype=torch.float16):
+    with (
+        known_to_models(CASTS),
+        CASTS.switched_on(),
+        torch.autocast("cuda", dtype=torch.float16),
+    ):
         found = {name: str(op().dtype) for name, op in ops.items()}
         with torch.autocast("cpu", enabled=False):  # as models ask with the device of a tensor
             found["island"] = str((x @ weight).dtype)

@@ -38,6 +38,7 @@ def add_workload_and_gpu(parser: argparse.ArgumentParser) -> None:
 def what_to_train(options: argparse.Namespace) -> str | Script:
     """A script, or where a workload is. Raises UsageError."""
     from oomph.errors import UsageError
+    from oomph.records.script import Script, names_workload
 
     script, module = options.workload, options.module
     if (script is None) == (module is None):
@@ -46,7 +47,7 @@ def what_to_train(options: argparse.Namespace) -> str | Script:
             because="it is a script, or -m and its module, or a workload as train.py:workload",
             attempt=f"oomph {options.verb} train.py --gpu v100-16gb -- --epochs 3",
         )
-    if script is not None and _is_workload(script):
+    if script is not None and names_workload(script):
         if options.of_script:
             raise UsageError(
                 f"a workload takes no arguments: {' '.join(options.of_script):.200}",
@@ -56,18 +57,8 @@ def what_to_train(options: argparse.Namespace) -> str | Script:
         return str(script)
     import os
 
-    from oomph.records.script import Script
-
     here = os.getcwd()  # noqa: PTH109 - pathlib costs more than the rest of this file
     return Script(path=script, module=module, arguments=tuple(options.of_script), directory=here)
-
-
-def _is_workload(place: str) -> bool:
-    """`train.py:workload`, and not a file that has such a name."""
-    import os
-
-    _, colon, name = place.rpartition(":")
-    return bool(colon) and name.isidentifier() and not os.path.isfile(place)  # noqa: PTH113
 
 
 def positive(text: str) -> int:

@@ -265,14 +265,3 @@ class StepTimes:
         if self.step is not None:
             self.step.paced.wind(clocks)
         return clocks.end() + more_s
-
-
-def step_times(
-    footprint: Footprint,
-    model: GpuModel,
-    matmul_precision: MatmulPrecision = "fp32",
-    num_gpus: int = 1,
-) -> StepTimes:
-    """Of a footprint that has its optimizer's step."""
-    priced = PricedFootprint(footprint, Prices(model, matmul_precision, num_gpus))
-    return StepTimes(MicroSteps(priced, has_step=True), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os  # and not pathlib, which costs more to import than the rest of a start
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,12 @@ class Script:
     module: str | None = None
     arguments: tuple[str, ...] = ()
     directory: str = "."
+
+
+def names_workload(place: str) -> bool:
+    """Whether it is `train.py:workload`, and no file that has such a name: that is a script."""
+    _, colon, name = place.rpartition(":")
+    return bool(colon) and name.isidentifier() and not os.path.isfile(place)  # noqa: PTH113
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

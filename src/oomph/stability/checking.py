@@ -12,6 +12,7 @@ from typing import Any
 from oomph.records.check import CHECKS, Checks
 from oomph.records.check import LowPrecision as Dtype
 from oomph.records.workload import Workload
+from oomph.stability.cuda_casts import CudaCasts
 from oomph.stability.equivalence import check_accumulation
 from oomph.stability.examples import Examples, take, with_values
 from oomph.stability.precision import check_precision
@@ -29,6 +30,7 @@ def run_checks(
     num_examples: int,
     named_blocks: NamedBlocks,
     recompute: Recompute,
+    casts: CudaCasts,
     say: Callable[[str], None],
 ) -> Checks:
     """All of `only`. Raises what the user's code raises. Patches torch."""
@@ -49,7 +51,8 @@ def run_checks(
         dtypes = tuple(dtype for dtype in _DTYPES if dtype in only)
         if dtypes:  # last, because it patches torch
             say(f"checking {' and '.join(dtypes)}")
-            found |= {check.dtype: check for check in check_precision(workload, examples, dtypes)}
+            checks = check_precision(workload, examples, casts, dtypes)
+            found |= {check.dtype: check for check in checks}
     return Checks(workload=called, num_examples=examples.num, **found)
 
 

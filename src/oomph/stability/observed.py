@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ class Reference:
     """The step in fp64, what it drew, and what is not finite in it either (masks of -inf)."""
 
     trial: Trial
+    cuda_autocast: Callable[[], AbstractContextManager[Any]]  # entered by the steps beside it
     gradient: Any
     fp32_gradient: Any
     draws: Draws

@@ -18,7 +18,8 @@ import torch
 from oomph.records.check import LowPrecision as Dtype
 from oomph.records.check import PrecisionCheck
 from oomph.records.workload import Workload
-from oomph.stability import cuda_casts, precision_findings
+from oomph.stability import precision_findings
+from oomph.stability.cuda_casts import CudaCasts, known_to_models
 from oomph.stability.examples import Examples
 from oomph.stability.low_precision import LowPrecision
 from oomph.stability.observed import Broken, Observed, Reference
@@ -37,22 +38,27 @@ _FIRST_STEP = "values are those of the first step: they may grow"
 
 
 def check_precision(
-    workload: Workload, examples: Examples, dtypes: tuple[Dtype, ...] = ("fp16", "bf16")
-) -> Iterator[PrecisionCheck]:
+    workload: Workload,
+    examples: Examples,
+    casts: CudaCasts,
+    dtypes: tuple[Dtype, ...] = ("fp16", "bf16"),
+) -> list[PrecisionCheck]:
     """One check for each dtype. Patches torch: for a process of its own."""
-    cuda_casts.install()
-    trial = Trial(workload, wide=False)
-    reference = _reference(workload, examples, trial)
-    for dtype in dtypes:
-        yield _checked(trial, examples, reference, dtype)
+    with known_to_models(casts):
+        trial = Trial(workload, wide=False)
+        reference = _reference(workload, examples, trial, casts)
+        return [_checked(trial, examples, reference, dtype) for dtype in dtypes]
 
 
-def _reference(workload: Workload, examples: Examples, narrow: Trial) -> Reference:
+def _reference(
+    workload: Workload, examples: Examples, narrow: Trial, casts: CudaCasts
+) -> Reference:
     trial, seen, limits = widest(workload, lambda trial: _exact(trial, examples))
     draws = seen.draws
     again = narrow.run(examples.whole, Redrawing(draws, 0, examples.num, examples.num))
     return Reference(
         trial=trial,
+        cuda_autocast=casts.switched_on,
         gradient=seen.gradient,
         fp32_gradient=again.gradient,
         draws=draws,
@@ -169,7 +175,7 @@ def _observe(
     watch = LowPrecision(where)
     redrawing = Redrawing(reference.draws, 0, examples.num, examples.num)
     casting = torch.autocast("cuda", dtype=_DTYPES[dtype])
-    around = (where, watch, redrawing, cuda_casts.switched_on(), _op_by_op(trial.model))
+    around = (where, watch, redrawing, reference.cuda_autocast(), _op_by_op(trial.model))
     try:
         ran = trial.run(examples.whole, *around, forward=(casting,), scale=scale)
     except Exception as error:

@@ -72,6 +72,8 @@ def _run(
 
     from oomph.records.workload import Workload
     from oomph.stability.checking import run_checks
+    from oomph.stability.cuda_casts import CudaCasts
+    from oomph.tracing import autocast
     from oomph.tracing.loading import load
     from oomph.training.blocks import named_blocks
     from oomph.training.checkpointing import checkpoint_blocks
@@ -87,6 +89,7 @@ def _run(
         num_examples=need.num_examples,
         named_blocks=named_blocks,
         recompute=checkpoint_blocks,
+        casts=CudaCasts(autocast.installed, autocast.guard),
         say=say,
     )
 

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from oomph.predicting.speed import StepTime
-    from oomph.records.prediction import Prediction, StepFrom
+    from oomph.records.prediction import Prediction
     from oomph.records.script import Script
     from oomph.records.trace import Trace
     from oomph.records.workload import Adapters, Attention, Loss, Precision, Variant, Workload
     from oomph.tracing.traces import Traced, Wish
-    from oomph.verbs.targets import Ready, Target
+    from oomph.verbs.targets import Target
 
 
 def predict(
@@ -158,7 +158,7 @@ class _Asked(NamedTuple):
             ready.card.among(variant),
             settings=AllocatorSettings(expandable_segments=self.expandable_segments),
             time=time,
-            step_from=_step_from(ready, is_measured=self.measured is not None),
+            step_from=ready.step_from if self.measured is None else "measured step",
             notes=[*notes, *ready.notes, *assumptions(variant, ready.model)],
         )
 
@@ -216,11 +216,11 @@ def as_script(workload: Workload | Script | str) -> Script | None:
     """The script that is meant; None: it is a workload."""
     from pathlib import Path
 
-    from oomph.records.script import Script
+    from oomph.records.script import Script, names_workload
 
     if isinstance(workload, Script):
         return workload
-    if isinstance(workload, str) and Path(workload).is_file():
+    if isinstance(workload, str) and not names_workload(workload):
         return Script(path=workload, directory=str(Path.cwd()))
     return None
 
@@ -310,9 +310,3 @@ def _anchored(
     return (
         None if time is None or reference is None else speed.anchored(time, reference, measured_s)
     )
-
-
-def _step_from(ready: Ready, *, is_measured: bool) -> StepFrom:
-    if is_measured:
-        return "measured step"
-    return "calibration" if ready.has_measured_rates else "datasheet"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from oomph.records.plan import Plans
     from oomph.records.script import Script, ScriptChanges
@@ -42,26 +42,15 @@ def plan_script(
 
 def _changes(script: Script, rehearser: ScriptRehearser, plans: Plans) -> ScriptChanges | None:
     """What to change in the script for the best plan; None where none fits."""
+    from pathlib import Path
+
     from oomph.planning.export.script_diff import script_changes
 
     if plans.best is None:
         return None
     sources = _sources(script, rehearser.files)
-    found = script_changes(sources, script.arguments, rehearser.seen, plans.best)
-    return replace(found, diff=_from_here(found.diff, sources, script.directory))
-
-
-def _from_here(diff: str, paths: Iterable[str], directory: str) -> str:
-    """The diff with the names of files as they are from the directory: git apply takes it there."""
-    from pathlib import Path
-
-    here = Path(directory).resolve()
-    for path in paths:
-        if Path(path).is_relative_to(here):
-            name = Path(path).relative_to(here).as_posix()
-            diff = diff.replace(f"--- a{path}\n", f"--- a/{name}\n")
-            diff = diff.replace(f"+++ b{path}\n", f"+++ b/{name}\n")
-    return diff
+    here = str(Path(script.directory).resolve())
+    return script_changes(sources, script.arguments, rehearser.seen, plans.best, directory=here)
 
 
 def _sources(script: Script, imported: Sequence[str]) -> dict[str, str]:

@@ -52,7 +52,7 @@ def predict_script(
         ready.card.among(variant),
         settings=AllocatorSettings(expandable_segments=expandable_segments),
         time=step_time(trace.ops, variant, ready.model),
-        step_from="calibration" if ready.has_measured_rates else "datasheet",
+        step_from=ready.step_from,
         notes=[*rehearser.seen.approximations, *ready.notes],
     )
     return replace(found, seen=rehearser.seen)

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     from oomph.errors import OomphError
     from oomph.records.possible import Possible
-    from oomph.records.script import PretendedGpu, Script, Seen
+    from oomph.records.script import Overrides, PretendedGpu, Script, Seen
     from oomph.records.trace import Trace
-    from oomph.records.workload import How, Variant
+    from oomph.records.workload import How, Precision, Variant
     from oomph.tracing.script.answers import Rehearsed
     from oomph.verbs.targets import Target
 
@@ -33,6 +33,9 @@ class ScriptRehearser:
         from oomph.records.script import Overrides
 
         self._ask = ask
+        self._known: dict[
+            Overrides, Trace
+        ] = {}  # a plan asks for some twice, and each takes seconds
         self.first = self._rehearse(Overrides())
         if not self.first.trace.events:
             raise _without_gpu()
@@ -90,17 +93,20 @@ class ScriptRehearser:
     def trace(self, variant: Variant, *, is_step_alone: bool = False) -> Trace:  # noqa: ARG002
         """Two training steps. A script cannot be asked for an optimizer's step alone."""
         from oomph.errors import OomphError
+        from oomph.records.script import Overrides
         from oomph.verbs.rehearsals import CannotBePutOn
 
         overrides = self._overrides(variant)
-        if overrides.micro_batch is None and overrides.how is None and not overrides.accumulation:
+        if overrides == Overrides(first=self.seen):
             return self.first.trace
-        try:
-            return self._rehearse(overrides).trace
-        except OomphError as error:
-            raise CannotBePutOn(error) from error
+        if overrides not in self._known:
+            try:
+                self._known[overrides] = self._rehearse(overrides).trace
+            except OomphError as error:
+                raise CannotBePutOn(error) from error
+        return self._known[overrides]
 
-    def _overrides(self, variant: Variant) -> Any:
+    def _overrides(self, variant: Variant) -> Overrides:
         from oomph.records.script import Overrides
         from oomph.records.workload import How
 
@@ -117,7 +123,7 @@ class ScriptRehearser:
             first=self.seen,
         )
 
-    def _rehearse(self, overrides: Any) -> Rehearsed:
+    def _rehearse(self, overrides: Overrides) -> Rehearsed:
         from oomph.tracing.script.answers import heard, question
 
         return heard(self._ask(question(overrides)))
@@ -137,8 +143,8 @@ def own_how(seen: Seen) -> How:
     """How the script trains by itself, as far as that has a name."""
     from oomph.records.workload import How
 
-    names: dict[str, Any] = {"bf16": "bf16", "fp16": "fp16", "pure-bf16": "pure-bf16"}
-    return How(precision=names.get(seen.precision, "fp32"))
+    named: tuple[Precision, ...] = ("bf16", "fp16", "pure-bf16")
+    return How(precision=next((name for name in named if name == seen.precision), "fp32"))
 
 
 _EARLY = "it must be there before the script makes its optimizer: make the change in the script"

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from oomph.predicting.overhead import Interval
     from oomph.records.calibration import Calibration
     from oomph.records.catalog import GpuModel
+    from oomph.records.prediction import StepFrom
 
 # Ways to train on a GPU of which only the memory is known are compared at the rates of this one.
 _REFERENCE = "a100-40gb"
@@ -75,6 +76,11 @@ class Ready:
     card: Card
     notes: tuple[str, ...]
     has_measured_rates: bool
+
+    @property
+    def step_from(self) -> StepFrom:
+        """Where the time of a step comes from."""
+        return "calibration" if self.has_measured_rates else "datasheet"
 
     @property
     def rated(self) -> GpuModel:

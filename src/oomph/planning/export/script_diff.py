@@ -33,9 +33,17 @@ from oomph.records.workload import Variant
 
 
 def script_changes(
-    sources: Mapping[str, str], arguments: Sequence[str], seen: Seen, plan: Plan
+    sources: Mapping[str, str],
+    arguments: Sequence[str],
+    seen: Seen,
+    plan: Plan,
+    *,
+    directory: str = "/",
 ) -> ScriptChanges:
-    """The script itself is the first of the sources, by path; then what it imports of its own."""
+    """The script itself is the first of the sources, by path; then what it imports of its own.
+
+    The diff names what is below `directory` as it is called from there: git apply takes it there.
+    """
     readable, by_hand = _read(sources)
     start = Draft(code=Code(files=readable, marks=_marks(readable, seen)), arguments=(*arguments,))
     draft = start
@@ -45,7 +53,7 @@ def script_changes(
     by_hand += _beyond(plan.variant)
     return ScriptChanges(
         diff="".join(
-            _diff(path, source.text, draft.code.files[path].text)
+            _diff(_name_from(path, directory), source.text, draft.code.files[path].text)
             for path, source in readable.items()
         ),
         arguments=draft.arguments,
@@ -179,11 +187,16 @@ def _path_of(files: Mapping[str, Source], file: str) -> str | None:
     return ends[0] if len(ends) == 1 else None
 
 
-def _diff(path: str, old: str, new: str) -> str:
+def _name_from(path: str, directory: str) -> str:
+    pure = PurePath(path)
+    inside = pure.relative_to(directory) if pure.is_relative_to(directory) else pure
+    return inside.as_posix().lstrip("/")
+
+
+def _diff(name: str, old: str, new: str) -> str:
     """Line by line, each with the ending that it has."""
     if old == new:
         return ""
-    name = path.replace("\\", "/").lstrip("/")
     lines = difflib.unified_diff(_lines(old), _lines(new), f"a/{name}", f"b/{name}")
     return "".join(
         line if line.endswith(("\n", "\r")) else f"{line}\n\\ No newline at end of file\n"

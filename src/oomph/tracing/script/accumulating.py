@@ -21,8 +21,6 @@ class Accumulating:
 
     def __init__(self, num: int | None, loop: Loop) -> None:
         self._num, self._loop = num or 1, loop
-        if self._num > 1:
-            self._install()
 
     def before_backward(self, args: Any) -> Any:
         """The loss, as a share of the mean over all micro-steps."""
@@ -42,7 +40,10 @@ class Accumulating:
 
         return call
 
-    def _install(self) -> None:
+    def install(self) -> None:
+        """Outside of what watches the loop: what is held back is not seen."""
+        if self._num == 1:
+            return
         scaler: Any = torch.amp.GradScaler
         for name in ("step", "update", "unscale_"):
             setattr(scaler, name, self._unless_within(getattr(scaler, name)))

@@ -90,11 +90,13 @@ class Rehearsal:
         loop.on_training.append(collect_garbage)
         loop.on_training.append(self._look)
         loop.finish = self.finish
-        self._switched = Switched(overrides.how, first.precision if first else None, apply, loop)
+        accumulating = Accumulating(overrides.accumulation, loop)
+        own_precision = first.precision if first else None
+        self._switched = Switched(overrides.how, own_precision, apply, loop, accumulating)
         watching.install(
             loop, Memo(loop, approximate), self.loaders, self.batch_size, self._switched
         )
-        self._switched.accumulating = Accumulating(overrides.accumulation, loop)
+        accumulating.install()
         self._patch_threads()
 
     def _loaders(self, overrides: Overrides) -> Loaders:

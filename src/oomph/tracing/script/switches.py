@@ -15,6 +15,7 @@ import torch
 
 from oomph.errors import UsageError
 from oomph.records.workload import How
+from oomph.tracing.script.accumulating import Accumulating
 from oomph.tracing.script.loop import Loop
 
 _LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -43,11 +44,18 @@ def check(how: How, precision: str | None) -> None:
 class Switched:
     """What of a How is on at the moment."""
 
-    def __init__(self, how: How | None, precision: str | None, apply: Any, loop: Loop) -> None:
+    def __init__(
+        self,
+        how: How | None,
+        precision: str | None,
+        apply: Any,
+        loop: Loop,
+        accumulating: Accumulating,
+    ) -> None:
         self._how, self._apply, self._loop = how, apply, loop
+        self._accumulating = accumulating
         self._entered: contextlib.ExitStack | None = None
         self._scaler: Any = None
-        self.accumulating: Any = None
         self._has_optimizers = False
         if how is None:
             return
@@ -99,7 +107,7 @@ class Switched:
         if self._entered is not None:
             self._entered.close()
             self._entered = None
-        args = self.accumulating.before_backward(args)
+        args = self._accumulating.before_backward(args)
         if self._scaler is None:
             return args
         scaled = self._scaler.scale(args[0])
