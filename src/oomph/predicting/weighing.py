@@ -28,6 +28,7 @@ class Replays(Protocol):
     def any_fits(self, limit_bytes: int) -> bool: ...
     def all_fit(self, limit_bytes: int) -> bool: ...
     def likely_fits(self, limit_bytes: int) -> bool: ...
+    def knowing(self, unlimited: Replayed) -> Replays: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +93,11 @@ def weights_kept(kept: Weighed, again: Callable[[], Weights]) -> Weights:
     """The weights of a trace that was weighed before; `again` makes them anew where need be."""
     made = functools.cache(again)
     return Weights(
-        replays=_Kept(kept.allocated_bytes, kept.reserved_bytes, lambda: made().replays),
+        replays=_Kept(
+            _unlimited(kept.allocated_bytes, kept.reserved_bytes), lambda: made().replays
+        ),
         with_outputs=_Kept(
-            kept.allocated_with_outputs_bytes,
-            kept.reserved_with_outputs_bytes,
+            _unlimited(kept.allocated_with_outputs_bytes, kept.reserved_with_outputs_bytes),
             lambda: made().with_outputs,
         ),
         by_category=kept.by_category,
@@ -104,54 +106,66 @@ def weights_kept(kept: Weighed, again: Callable[[], Weights]) -> Weights:
     )
 
 
+def _unlimited(allocated_bytes: int, reserved_bytes: int) -> Replayed:
+    return Replayed(
+        peak_allocated_bytes=allocated_bytes,
+        peak_allocated_at=None,
+        peak_reserved_bytes=reserved_bytes,
+        peak_reserved_at=None,
+        num_retries=0,
+        num_cuda_mallocs=0,
+        num_cuda_frees=0,
+    )
+
+
 @dataclass(frozen=True)
 class _Kept:
     """What a replay would say is known where the limit is far; else it is made."""
 
-    allocated_bytes: int
-    unlimited_bytes: int
+    unlimited: Replayed
     again: Callable[[], Replays]
+
+    def knowing(self, _: Replayed) -> Replays:
+        return self
+
+    def _made(self) -> Replays:
+        return self.again().knowing(self.unlimited)
 
     def likely(self, limit_bytes: int) -> tuple[Replayed, Replayed]:
         if self._meets(limit_bytes):
-            return self.again().likely(limit_bytes)
-        unlimited = Replayed(
-            peak_allocated_bytes=self.allocated_bytes,
-            peak_allocated_at=None,
-            peak_reserved_bytes=self.unlimited_bytes,
-            peak_reserved_at=None,
-            num_retries=0,
-            num_cuda_mallocs=0,
-            num_cuda_frees=0,
-        )
-        if self.unlimited_bytes <= limit_bytes:
-            return unlimited, unlimited
+            return self._made().likely(limit_bytes)
+        if self._reserved_bytes <= limit_bytes:
+            return self.unlimited, self.unlimited
         # Where it ran out nobody asks.
-        return replace(unlimited, num_retries=1, ran_out_at=0), unlimited
+        return replace(self.unlimited, num_retries=1, ran_out_at=0), self.unlimited
 
     def reserved_bytes(self, limit_bytes: int) -> tuple[int, int]:
         if self._meets(limit_bytes):
-            return self.again().reserved_bytes(limit_bytes)
-        return self.unlimited_bytes, self.unlimited_bytes
+            return self._made().reserved_bytes(limit_bytes)
+        return self._reserved_bytes, self._reserved_bytes
 
     def any_fits(self, limit_bytes: int) -> bool:
         if self._meets(limit_bytes):
-            return self.again().any_fits(limit_bytes)
-        return self.unlimited_bytes <= limit_bytes
+            return self._made().any_fits(limit_bytes)
+        return self._reserved_bytes <= limit_bytes
 
     def all_fit(self, limit_bytes: int) -> bool:
         if self._meets(limit_bytes):
-            return self.again().all_fit(limit_bytes)
-        return self.unlimited_bytes <= limit_bytes
+            return self._made().all_fit(limit_bytes)
+        return self._reserved_bytes <= limit_bytes
 
     def likely_fits(self, limit_bytes: int) -> bool:
         if self._meets(limit_bytes):
-            return self.again().likely_fits(limit_bytes)
-        return self.unlimited_bytes <= limit_bytes
+            return self._made().likely_fits(limit_bytes)
+        return self._reserved_bytes <= limit_bytes
 
     def _meets(self, limit_bytes: int) -> bool:
         """Whether it depends on what the allocator does at the limit.
 
         With more room than it reserves it never meets it, with less than it allocates it fails.
         """
-        return self.allocated_bytes <= limit_bytes < self.unlimited_bytes
+        return self.unlimited.peak_allocated_bytes <= limit_bytes < self._reserved_bytes
+
+    @property
+    def _reserved_bytes(self) -> int:
+        return self.unlimited.peak_reserved_bytes

@@ -9,9 +9,9 @@ the earliest. Only what goes over the bus or between GPUs is wound op by op.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from oomph.predicting.communication import LinkClock
@@ -46,12 +46,12 @@ class Bus:
     def run(self, place: Place, seconds: float, host: float, gpu: float) -> tuple[float, float]:
         """The clocks of host and GPU after something that is not the GPU's work."""
         if place == "to host":
-            self.now = now = (max(gpu, self.now)) + seconds
+            before = self.now
+            self.now = now = (gpu if gpu > before else before) + seconds  # noqa: FURB136 - as below
             copied = self._copied
             copied.append(now)
             if len(copied) > _NUM_WAITING:  # its memory is given back before more is taken
-                done = copied[-1 - _NUM_WAITING]
-                return (max(done, host)), gpu
+                return max(copied[-1 - _NUM_WAITING], host), gpu
             return host, gpu
         if place == "host":
             return max(host, self.now) + seconds, gpu
@@ -87,12 +87,16 @@ class Clocks:
         return self.gpu
 
 
-class _Stretch(NamedTuple):
-    """Either a run of the GPU's kernels or one op that is not the GPU's."""
+class _Stretches(NamedTuple):
+    """Of each stretch, which is either a run of the GPU's kernels or one op that is not the GPU's.
 
-    phase: str
-    kernel: int | None  # of what is not the GPU's
-    is_waited_for: bool
+    One list for each column: there are thousands of stretches, and an object for each takes longer
+    than winding them.
+    """
+
+    phases: Sequence[tuple[str, int, int]]  # those of one phase that follow each other: from, to
+    beside: Sequence[PricedKernel | None]  # what is not the GPU's
+    is_waited_for: Sequence[bool]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,20 +120,25 @@ class Order:
         return np.flatnonzero(begins)
 
     @functools.cached_property
-    def _stretches(self) -> list[_Stretch]:
+    def _stretches(self) -> _Stretches:
         import numpy as np
 
         lasts = np.append(self._starts[1:], len(self.op)) - 1
-        found = []
-        for first, last in zip(
-            self.op[self._starts].tolist(), self.op[lasts].tolist(), strict=True
-        ):
-            beside = None if self.kernels[first].is_gpus else first
-            found.append((beside, self.kernels[last].is_waited_for))
-        phases = self.phase[self._starts].tolist()
+        beside = [None if kernel.is_gpus else kernel for kernel in self.kernels]
+        return _Stretches(
+            self._phases(),
+            [beside[first] for first in self.op[self._starts].tolist()],
+            [self.kernels[last].is_waited_for for last in self.op[lasts].tolist()],
+        )
+
+    def _phases(self) -> list[tuple[str, int, int]]:
+        import numpy as np
+
+        phase = self.phase[self._starts]
+        bounds = np.flatnonzero(np.diff(phase, prepend=-1, append=-1)).tolist()
         return [
-            _Stretch(self.phase_names[phase], *each)
-            for phase, each in zip(phases, found, strict=True)
+            (self.phase_names[phase[begin]], begin, end)
+            for begin, end in itertools.pairwise(bounds)
         ]
 
     def paced(self, seconds: Seconds, pace: Pace) -> Paced:
@@ -137,7 +146,7 @@ class Order:
         import numpy as np
 
         if not len(self.op):
-            return Paced(self.kernels, (), (), (), (), pace)
+            return Paced(_Stretches((), (), ()), (), (), (), pace)
         taken = seconds[self.op]
         ended = np.cumsum(taken)
         issued = np.arange(1, len(taken) + 1) * pace.host_s
@@ -147,7 +156,6 @@ class Order:
         latest = np.maximum.reduceat(issued - ended + taken, starts)
         counts = np.diff(np.append(starts, len(taken)))
         return Paced(
-            self.kernels,
             self._stretches,
             counts.tolist(),
             (after - before).tolist(),
@@ -160,8 +168,7 @@ class Order:
 class Paced:
     """An order with its times: of each stretch how many ops, their sum, and the earliest end."""
 
-    kernels: Sequence[PricedKernel]
-    stretches: Sequence[_Stretch]
+    stretches: _Stretches
     counts: Sequence[int]
     sums: Sequence[float]
     ends: Sequence[float]
@@ -169,36 +176,27 @@ class Paced:
 
     def wind(self, clocks: Clocks) -> None:
         """Let the clocks run through it."""
-        for phase, begin, end in self._phases:
+        for phase, begin, end in self.stretches.phases:
             began = clocks.gpu
             self._wind(clocks, begin, end)
             clocks.by_phase[phase] = clocks.by_phase.get(phase, 0.0) + clocks.gpu - began
 
-    @functools.cached_property
-    def _phases(self) -> list[tuple[str, int, int]]:
-        """Stretches of one phase that follow each other."""
-        found, begin = [], 0
-        for phase, stretches in groupby(self.stretches, key=lambda stretch: stretch.phase):
-            end = begin + len(list(stretches))
-            found.append((phase, begin, end))
-            begin = end
-        return found
-
     def _wind(self, clocks: Clocks, begin: int, end: int) -> None:
         """The inside of the hot loop: no call of a function but for what is not the GPU's."""
         host_s, host, gpu = self.pace.host_s, clocks.host, clocks.gpu
-        for (_, kernel, is_waited_for), count, sum_s, end_s in zip(
-            self.stretches[begin:end],
+        for beside, is_waited_for, count, sum_s, end_s in zip(
+            self.stretches.beside[begin:end],
+            self.stretches.is_waited_for[begin:end],
             self.counts[begin:end],
             self.sums[begin:end],
             self.ends[begin:end],
             strict=True,
         ):
-            if kernel is not None:
-                host, gpu = _wind_beside(self.kernels[kernel], sum_s, clocks, host, gpu, host_s)
+            if beside is not None:
+                host, gpu = _wind_beside(beside, sum_s, clocks, host, gpu, host_s)
                 continue
             after_gpu, after_host = gpu + sum_s, host + end_s
-            gpu = max(after_host, after_gpu)
+            gpu = after_host if after_host > after_gpu else after_gpu  # noqa: FURB136 - a call less
             host = gpu if is_waited_for else host + count * host_s
         clocks.host, clocks.gpu = host, gpu
 
