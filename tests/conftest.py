@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -16,6 +17,15 @@ from nvml.machine import Gpu, NvmlMachine
 from oomph.sensing import nvml, ownership
 
 OnMachine = Callable[..., NvmlMachine]
+
+
+def pytest_configure() -> None:
+    """Ctrl-C works in what tests start, also where a shell started this in the background.
+
+    Such a shell has SIGINT ignored, and children inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
