@@ -26,3 +26,13 @@ def test_packed_weights_are_not_divided(sharding: Sharding, is_possible: bool) -
         micro_batch=2, adapters="qlora", precision="bf16", sharding=sharding, num_gpus=4
     )
     assert (against(variant) == "") == is_possible
+
+
+@pytest.mark.parametrize(
+    ("sharding", "is_possible"), [("ddp", True), ("fsdp", False), ("hybrid", False)]
+)
+def test_an_optimizer_that_is_divided_is_not_offloaded(
+    sharding: Sharding, is_possible: bool
+) -> None:
+    variant = Variant(micro_batch=2, offload_optimizer=True, sharding=sharding, num_gpus=4)
+    assert (against(variant) == "") == is_possible

@@ -19,6 +19,12 @@ def contradiction_in(variant: Variant, *, clips_gradients: bool) -> UsageError |
             because="the loss scaler of fp16 looks for gradients on the GPU in it",
             attempt="bf16",
         )
+    if variant.offload_optimizer and divides_parameters(variant):
+        return UsageError(
+            "the optimizer cannot be offloaded where FSDP divides it",
+            because="its state is made of the pieces that FSDP keeps on each GPU",
+            attempt="ddp, or FSDP's own CPUOffloadPolicy, which oomph does not predict",
+        )
     if variant.adapters == "qlora" and variant.precision in ("fp16", "tf32", "fp32"):
         return UsageError(
             "QLoRA computes in bf16",
