@@ -16,7 +16,6 @@ from oomph.planning.tricks import BATCH_SIZE, NAMES, NEED_CONSENT
 from oomph.records.contradictions import contradiction_in
 from oomph.records.plan import Rejected
 from oomph.records.possible import Possible
-from oomph.records.sharding import divides_parameters
 from oomph.records.workload import Precision, Sharding, Variant
 
 _BF16_SINCE = (8, 0)  # compute capability
@@ -140,8 +139,6 @@ def _is_worth_a_look(variant: Variant, *, clips_gradients: bool) -> bool:
         return False
     if variant.offload_optimizer and variant.optimizer != "as-is":
         return False  # how the host computes a step is not the GPU's implementation
-    if variant.offload_optimizer and divides_parameters(variant):
-        return False  # see _OF_FSDP
     return contradiction_in(variant, clips_gradients=clips_gradients) is None
 
 
