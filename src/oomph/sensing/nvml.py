@@ -66,6 +66,16 @@ class Refusal:
     def is_unsupported(self) -> bool:
         return self.is_missing or self.code == NOT_SUPPORTED
 
+    @property
+    def is_for_good(self) -> bool:
+        """Asking again would change nothing: the GPU is there, and does not tell this."""
+        return self.code in _FINAL or self.code == UNREADABLE
+
+    @property
+    def is_of_all(self) -> bool:
+        """It is the driver that is away, not one GPU."""
+        return self.code in (UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH)
+
 
 @dataclass(slots=True, eq=False)
 class Handle:
@@ -179,6 +189,16 @@ def forget() -> None:
     """Drop the session; the next question opens NVML anew."""
     global _nvml
     _nvml = None
+
+
+def close() -> None:
+    """Shut the session down, as a driver that was reloaded needs it; the next question opens one.
+
+    NVML counts its users: those of the rest of the process are left alone.
+    """
+    if _nvml is not None and _nvml.pid == os.getpid():
+        _nvml.ask("nvmlShutdown")
+    forget()
 
 
 def _opened() -> Nvml:

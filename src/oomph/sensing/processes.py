@@ -50,10 +50,10 @@ def running_processes(
     nvml: Nvml, handle: Handle, total_bytes: int | None
 ) -> tuple[Listed, ...] | Refusal:
     """All processes on one GPU; one that computes and draws is listed once, as computing."""
-    compute = _list(nvml, handle, "compute", total_bytes)
+    compute = list_kind(nvml, handle, "compute", total_bytes)
     if isinstance(compute, Refusal):
         return compute
-    graphics = _list(nvml, handle, "graphics", total_bytes)
+    graphics = list_kind(nvml, handle, "graphics", total_bytes)
     if isinstance(graphics, Refusal):
         # MIG slices and some data-centre drivers know no graphics; anything else hides somebody.
         if graphics.code not in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
@@ -63,9 +63,10 @@ def running_processes(
     return (*compute, *(process for process in graphics if process.pid not in computing))
 
 
-def _list(
+def list_kind(
     nvml: Nvml, handle: Handle, kind: Kind, total_bytes: int | None
 ) -> tuple[Listed, ...] | Refusal:
+    """The processes of one kind on one GPU."""
     refusal = Refusal(FUNCTION_NOT_FOUND, "this driver has no process list")
     for version in ("_v3", "_v2", ""):
         symbol = f"nvmlDeviceGet{kind.capitalize()}RunningProcesses{version}"
