@@ -7,8 +7,6 @@ without a daemon. The counters are shared: where DCGM's host engine runs, it is 
 
 from __future__ import annotations
 
-import ctypes
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +19,14 @@ _DCGM = "nv-hostengine"
 
 def dcgm_runs(proc: Path = Path("/proc")) -> bool:
     """Is DCGM's host engine among the processes that can be seen?"""
-    for name in os.listdir(proc):
-        if name.isdecimal():
-            try:
-                if (proc / name / "comm").read_text().strip() == _DCGM:
-                    return True
-            except OSError:  # it has ended
-                continue
-    return False
+    return any(_name_of(path) == _DCGM for path in proc.iterdir() if path.name.isdecimal())
+
+
+def _name_of(process: Path) -> str | None:
+    try:
+        return (process / "comm").read_text().strip()
+    except OSError:  # it has ended
+        return None
 
 
 def open_gpm(nvml: Nvml, handle: Handle) -> Gpm | None:
@@ -53,9 +51,7 @@ class Gpm:
         self._metrics = nvml.constant("c_nvmlGpmMetricsGet_t")()
         self._metrics.version = nvml.constant("NVML_GPM_METRICS_GET_VERSION")
         self._metrics.numMetrics = 2
-        for metric, number in zip(
-            self._metrics.metrics, (_SM_UTIL, _DRAM_BW_UTIL), strict=False
-        ):
+        for metric, number in zip(self._metrics.metrics, (_SM_UTIL, _DRAM_BW_UTIL), strict=False):
             metric.metricId = number
 
     def ratios(self) -> tuple[float | None, float | None]:

@@ -11,7 +11,7 @@ Resident memory counts pages that processes share once for each of them.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oomph.records.run import HostSpan
 from oomph.sensing.ownership import RUN_TOKEN
@@ -40,9 +40,11 @@ class ProcessTree:
         self._known: set[int] = set()  # every number of the last look
         self._began_s = now_s
         self.ever: set[int] = {root}
+        self._root_started = 0
         first = _stat_of(root)
         if first is not None:
-            self._members[root] = first
+            self._root_started = first.started
+            self._members[root] = self._as_new(first)
 
     def pids(self) -> tuple[int, ...]:
         """Those that lived at the last look."""
@@ -75,21 +77,23 @@ class ProcessTree:
 
     def _find_new(self) -> None:
         """Parents are found before their children: the kernel counts upwards, until it wraps."""
-        there = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
-        is_first = not self._known
+        there = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208 - as below
         for pid in sorted(there - self._known - self._members.keys()):
             stat = _stat_of(pid)
-            if stat is not None and self._is_ours(pid, stat, may_carry=not is_first):
-                self._members[pid] = stat
+            if stat is not None and self._is_ours(pid, stat):
+                self._members[pid] = self._as_new(stat)
                 if len(self.ever) < _MOST_PIDS:
                     self.ever.add(pid)
         self._known = there
 
-    def _is_ours(self, pid: int, stat: _Stat, *, may_carry: bool) -> bool:
-        """At the first look the tree is new: whoever carries the token has an ancestor in it."""
+    def _as_new(self, stat: _Stat) -> _Stat:
+        """All that a process has done, it has done since the last look, unless it is older."""
+        return replace(stat, cpu_ticks=0) if stat.started >= self._root_started else stat
+
+    def _is_ours(self, pid: int, stat: _Stat) -> bool:
         if stat.parent in self._members:
             return True
-        return may_carry and self._token is not None and _carries(pid, self._token)
+        return self._token is not None and _carries(pid, self._token)
 
 
 def _stat_of(pid: int) -> _Stat | None:

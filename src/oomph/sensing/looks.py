@@ -131,8 +131,8 @@ class Looks:
 
     def _prepare_fields(self) -> None:
         self._fields = (self.nvml.constant("c_nvmlFieldValue_t") * 3)()
-        for field, number in zip(self._fields, (_ENERGY, _POWER, _RECEIVED), strict=True):
-            field.fieldId = number
+        for value, number in zip(self._fields, (_ENERGY, _POWER, _RECEIVED), strict=True):
+            value.fieldId = number
 
     def counters(self) -> Counters:
         """Energy, power and PCIe traffic in one call."""
@@ -152,9 +152,7 @@ class Looks:
 
     def held_down_by(self) -> tuple[str, ...] | None:
         """What holds the clocks down at this moment; () is nothing."""
-        refusal = self.nvml.call_gpu(
-            self.handle, self._reasons_symbol, ctypes.byref(self._reasons)
-        )
+        refusal = self.nvml.call_gpu(self.handle, self._reasons_symbol, ctypes.byref(self._reasons))
         if refusal and refusal.is_missing:  # drivers before R535 have the old name
             self._reasons_symbol = "nvmlDeviceGetCurrentClocksThrottleReasons"
         if refusal:

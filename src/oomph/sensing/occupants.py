@@ -55,7 +55,9 @@ class Occupants:
 
     def newcomers(self) -> list[Process]:
         """Other jobs' processes that were not told before."""
-        found = [p for p in self.processes or () if _is_neighbour(p) and p.pid not in self._announced]
+        found = [
+            p for p in self.processes or () if _is_neighbour(p) and p.pid not in self._announced
+        ]
         self._announced.update(p.pid for p in found)
         return found
 
