@@ -6,7 +6,6 @@ What cannot be read is left out and named in a warning. Nothing of it is ever ex
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from oomph.running.line_files import Complaints, whole_lines
 from oomph.running.run_lines import GPU_SPANS, HOST_SPANS, read_object
 from oomph.running.run_places import META
 from oomph.running.step_reader import read_step_file
-from oomph.running.tier_reader import read_tiers
+from oomph.running.tier_reader import names_in, read_tiers
 
 _STEPS = re.compile(r"steps-\d{1,9}-\d{1,9}\.jsonl")
 _MOST_STEP_FILES = 4096  # processes of one run that tell their steps
@@ -50,12 +49,16 @@ def read_start(directory: Path) -> RunStart:
     return from_json_file(RunStart, path, what="run")
 
 
-def read_run(directory: Path, unwritten: Mapping[str, bytes] | None = None) -> Run:
+def read_run(
+    directory: Path,
+    start: RunStart | None = None,
+    unwritten: Mapping[str, bytes] | None = None,
+) -> Run:
     """All that is known of the run. Raises Unreadable where there is none.
 
-    `unwritten` has what the writer could not put into its files, by their names.
+    Its writer knows the `start`, and what it could not put into the files, by their names.
     """
-    start, unwritten, complaints = read_start(directory), unwritten or {}, Complaints()
+    start, unwritten, complaints = start or read_start(directory), unwritten or {}, Complaints()
     told = _read_told(directory, unwritten, complaints)
     gpu_spans = read_tiers(directory, "gpu", GPU_SPANS, unwritten, complaints)
     known = tuple(span for span in gpu_spans if span.gpu < len(told.gpus))
@@ -101,8 +104,7 @@ def _read_steps(directory: Path, start: RunStart, told: Told, complaints: Compla
 
 def step_files(directory: Path) -> list[Path]:
     """Those that processes of the script write."""
-    with os.scandir(directory) as entries:
-        names = sorted(entry.name for entry in entries if _STEPS.fullmatch(entry.name))
+    names = sorted(name for name in names_in(directory) if _STEPS.fullmatch(name))
     return [directory / name for name in names[:_MOST_STEP_FILES]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
@@ -27,11 +28,15 @@ def new_id(now: float) -> str:
 
 
 def make_directory(run_id: str) -> Path:
-    """A directory of its own, which nobody else may read: command lines may hold secrets."""
-    directory = runs_directory() / run_id
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    directory.mkdir(mode=0o700)
-    return directory.absolute()
+    """A directory of its own, which nobody else may read: command lines may hold secrets.
+
+    Where it cannot be made, the diary will say so once it writes.
+    """
+    directory = (runs_directory() / run_id).absolute()
+    with contextlib.suppress(OSError):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700)
+    return directory
 
 
 def run_directories() -> list[Path]:

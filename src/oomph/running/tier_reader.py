@@ -53,10 +53,17 @@ def _files(
 ) -> list[tuple[int, int, str]]:
     """Length, number and name of each file, sorted; also of those that could not be made."""
     pattern = re.compile(rf"{name}-(\d{{1,6}})s-(\d{{1,9}})\.jsonl")
-    with os.scandir(directory) as entries:
-        names = {entry.name for entry in entries} | unwritten.keys()
-    matches = (pattern.fullmatch(each) for each in names)
+    matches = (pattern.fullmatch(each) for each in names_in(directory) | unwritten.keys())
     return sorted((int(m[1]), int(m[2]), m[0]) for m in matches if m)[:_MOST_FILES]
+
+
+def names_in(directory: Path) -> set[str]:
+    """The names of the files in a directory; none in one that could never be made."""
+    try:
+        with os.scandir(directory) as entries:
+            return {entry.name for entry in entries}
+    except FileNotFoundError:
+        return set()
 
 
 def _read_file(
