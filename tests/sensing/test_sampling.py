@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+from conftest import OnMachine
 from nvml.machine import GIB, NA, Gpu, Mig, NvmlMachine, Proc
 
-from conftest import OnMachine
 from oomph.records.run import Event, GpuSpan
 from oomph.sensing import sampling
 from oomph.sensing.sampling import Sampler
@@ -94,7 +95,7 @@ def test_spans_follow_each_other_without_a_gap(
     on_machine([Gpu(util=50)])
     seen = watching()
     spans = seen.until_spans(4)
-    for before, after in zip(spans, spans[1:], strict=False):
+    for before, after in itertools.pairwise(spans):
         assert after.began_s == before.ended_s
         assert after.busy_ratio == 0.5
 

@@ -15,6 +15,7 @@ import errno
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,9 +40,6 @@ _PASSED_ON = frozenset(
     }
 )
 _WAITED_FOR = _PASSED_ON | {signal.SIGCHLD}
-# Python ignores these two from its start on; a program that it starts must not (PEP 446's sibling,
-# subprocess.restore_signals).
-_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _FROM_A_PROGRAM = 0  # si_code: kill is 0, sigqueue and tgkill are below; the kernel's are above
 # A stop that a shell must see. SIGSTOP is sent to the command alone, and so is its SIGCONT: had
 # we stopped with it, nobody would wake us.
@@ -86,11 +84,19 @@ def held_signals() -> Iterator[set[signal.Signals]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _spawn(command: list[str], environment: Mapping[str, str], mask: set[signal.Signals]) -> int:
+def _spawn(
+    command: list[str], environment: Mapping[str, str], mask: set[signal.Signals]
+) -> subprocess.Popen[bytes]:
+    """With every file that we were given (`cat <(...)`), and none of ours.
+
+    Not by posix_spawn: glibc's leaves two signals ignored that are not without us.
+    """
+
+    def restore_mask() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     try:
-        return os.posix_spawnp(
-            command[0], command, environment, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON
-        )
+        return subprocess.Popen(command, env=environment, close_fds=False, preexec_fn=restore_mask)
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
@@ -106,9 +112,10 @@ class Child:
         self, command: Sequence[str], environment: Mapping[str, str], mask: set[signal.Signals]
     ) -> None:
         try:
-            self.pid = _spawn(list(command), environment, mask)
+            self._process = _spawn(list(command), environment, mask)
         except OSError as error:
             raise NotStarted(command[0], error) from error
+        self.pid = self._process.pid
         self.stopped_s = 0.0  # for how long it stood still, as by Ctrl-Z
 
     def wait(self, stopping: Stopping) -> Ended:
@@ -119,6 +126,7 @@ class Child:
                 self._pass_on(info, stopping.pids())
             ended = self._look()
             if ended is not None:
+                self._process.returncode = ended.exit_code  # nobody else is to wait for it
                 return Ended(ended.code, ended.signal, stopping.has_begun)
             number = stopping.next_signal(time.monotonic())
             if number is not None:
@@ -167,7 +175,8 @@ def end_like(ended: Ended) -> int:
 
     # The command has left its core already; a second one of ours would hide it.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(ended.signal, signal.SIG_DFL)
+    with contextlib.suppress(OSError):  # SIGKILL has no other disposition to begin with
+        signal.signal(ended.signal, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {ended.signal})
     os.kill(os.getpid(), ended.signal)
     return ended.exit_code  # a signal that ends nothing by itself: then as a shell tells it

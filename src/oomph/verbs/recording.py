@@ -92,9 +92,9 @@ class Recorder:
         progress = Progress()
         if self._probe.counts:
             progress = read_progress(step_files(self._diary.directory))
-            if not progress.is_told and now_s > _SILENT_S:
-                self._warn(f"the script has told no step yet, so nobody sees {self._wanted()}")
-        if self._probe.is_seen(now_s, progress):
+            if not progress.is_told and (now_s > _SILENT_S or self._over.is_set()):
+                self._warn(f"the script told no step, so nobody could count {self._wanted()}")
+        if self._probe.is_seen(now_s, progress) and not self._over.is_set():
             self._diary.add(self._event("stopped", f"after {self._wanted()}, as asked"))
             self.stopping.want()
 
