@@ -18,17 +18,21 @@ class Appender:
     """One file that lines are appended to."""
 
     path: Path
-    header: str = ""
+    header: str = ""  # the first line
     problem: str | None = None  # why the last try failed
     num_lost: int = 0
     _pending: bytearray = field(default_factory=bytearray)
     _file: int | None = None
+    _has_begun: bool = False
 
     def add(self, line: str) -> None:
         """A line for the next `flush`."""
         if len(self._pending) > MOST_PENDING_BYTES:
             self.num_lost += 1
             return
+        if not self._has_begun:
+            self._has_begun = True
+            self._pending += self.header.encode()
         self._pending += line.encode()
 
     def flush(self) -> bool:
@@ -47,8 +51,6 @@ class Appender:
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.open(self.path, flags, 0o600)
-        if self.header and not os.fstat(self._file).st_size:
-            self._pending[:0] = self.header.encode()
 
     def pending(self) -> bytes:
         """What no file has yet."""
