@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomph.errors import Unreadable
-from oomph.records.run import Ending, Event, GpuSpan, Peak
+from oomph.records.run import Ending, Event, Peak
 from oomph.running import line_files
 from oomph.running.diary_reader import read_ending, read_run
 from oomph.running.run_lines import GPU_SPANS, LONGEST_LINE_BYTES, object_line, read_object
@@ -70,8 +71,7 @@ def test_a_run_of_days_stays_small_and_has_no_gap(tmp_path: Path) -> None:
     for second in range(0, num_seconds, 2):
         for offset, row in enumerate(rows):
             at = float(second + offset)
-            span = GpuSpan(**{**_fields(row), "began_s": at, "ended_s": at + 1})
-            diary.add_spans([span], [])
+            diary.add_spans([replace(row, began_s=at, ended_s=at + 1)], [])
         if second % 600 == 0:
             diary.flush()
     diary.close()
@@ -85,10 +85,6 @@ def test_a_run_of_days_stays_small_and_has_no_gap(tmp_path: Path) -> None:
     assert busy_s == pytest.approx(num_seconds / 2)
     newest = [span for span in spans if span.began_s > num_seconds - 6 * 3600]
     assert all(span.ended_s - span.began_s == 1 for span in newest)
-
-
-def _fields(span: GpuSpan) -> dict[str, object]:
-    return {name: getattr(span, name) for name in GpuSpan.__slots__}
 
 
 def test_a_process_that_is_killed_leaves_what_it_flushed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ kernel-active share in a buffer; they are fetched once a second and none is miss
 from __future__ import annotations
 
 import ctypes
+import struct
 from dataclasses import dataclass, field
 
 from oomph.sensing.nvml import NOT_FOUND, Handle, Nvml, Refusal
@@ -16,6 +17,8 @@ from oomph.sensing.occupancy import read_memory
 # nvml.h: nvmlSamplingType_t, and the fields of nvmlDeviceGetFieldValues.
 _GPU_UTILIZATION_SAMPLES = 1
 _ENERGY, _POWER, _RECEIVED = 83, 186, 198  # mJ; mW of this moment; bytes over PCIe
+# nvmlFieldValue_t: field, scope, two times; type of the value; result; value.
+_FIELD_VALUE = struct.Struct("=II16xIiQ")
 _LEAST_SLOTS = 128  # the driver is said to keep about 100 samples of kernel-active time
 
 # nvml.h: nvmlClocksEventReason*. Idle, a clock that somebody has set, and boosting in step with
@@ -130,23 +133,22 @@ class Looks:
     # ---- counters
 
     def _prepare_fields(self) -> None:
-        self._fields = (self.nvml.constant("c_nvmlFieldValue_t") * 3)()
-        for value, number in zip(self._fields, (_ENERGY, _POWER, _RECEIVED), strict=True):
-            value.fieldId = number
+        self._fields = ctypes.create_string_buffer(3 * _FIELD_VALUE.size)
+        for place, number in enumerate((_ENERGY, _POWER, _RECEIVED)):
+            _FIELD_VALUE.pack_into(self._fields, place * _FIELD_VALUE.size, number, 0, 0, 0, 0)
 
     def counters(self) -> Counters:
         """Energy, power and PCIe traffic in one call."""
-        refusal = self.nvml.call_gpu(
-            self.handle, "nvmlDeviceGetFieldValues", ctypes.c_int(3), ctypes.byref(self._fields)
-        )
+        refusal = self.nvml.call_gpu(self.handle, "nvmlDeviceGetFieldValues", 3, self._fields)
         if refusal:
             return Counters()
-        energy, power, received = self._fields
-        return Counters(
-            None if energy.nvmlReturn else energy.value.ullVal,
-            None if power.nvmlReturn else power.value.uiVal / 1000,
-            None if received.nvmlReturn else received.value.ullVal,
+        energy_mj, milliwatts, received_bytes = (
+            None if code else value
+            for _, _, _, code, value in _FIELD_VALUE.iter_unpack(self._fields.raw)
         )
+        # An unsigned int, of which the other half of the union is not written.
+        power_w = None if milliwatts is None else (milliwatts & 0xFFFFFFFF) / 1000
+        return Counters(energy_mj, power_w, received_bytes)
 
     # ---- clocks
 
@@ -158,6 +160,8 @@ class Looks:
         if refusal:
             return None
         reasons = self._reasons.value
+        if not reasons:
+            return ()
         causes = {cause for bit, cause in _CAUSES.items() if reasons & bit}
         # A hardware slowdown is told beside its cause, where that is known.
         if reasons & _HARDWARE and not causes:

@@ -96,6 +96,7 @@ class Nvml:
         self.pid = os.getpid()
         self.is_stale = False
         self._handles: dict[str, Handle] = {}
+        self._refusals: dict[int, Refusal] = {}
         self.kept: dict[Any, Any] = {}  # what others have found out that holds for this session
         self._pynvml = _import_binding()
         try:
@@ -105,7 +106,7 @@ class Nvml:
 
     def call_gpu(self, handle: Handle, symbol: str, *arguments: Any) -> Refusal | None:
         """Call the C function itself, where the binding cannot be relied on."""
-        if (symbol,) in handle.refused:
+        if handle.refused and (symbol,) in handle.refused:
             return handle.refused[symbol,]
         function = getattr(self._pynvml.nvmlLib, symbol, None)
         if function is None:
@@ -160,8 +161,10 @@ class Nvml:
         """NVML's return code as a Refusal."""
         # Somebody else in this process has shut NVML down, or the process was forked.
         self.is_stale |= code == UNINITIALIZED
-        words = _IN_OUR_WORDS.get(code) or f"NVML says: {self._pynvml.NVMLError(code)}"
-        return Refusal(code, words)
+        if code not in self._refusals:
+            words = _IN_OUR_WORDS.get(code) or f"NVML says: {self._pynvml.NVMLError(code)}"
+            self._refusals[code] = Refusal(code, words)
+        return self._refusals[code]
 
 
 _nvml: Nvml | None = None

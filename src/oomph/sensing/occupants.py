@@ -29,21 +29,28 @@ class Occupants:
     """The processes on one GPU."""
 
     processes: tuple[Process, ...] | None = None  # None: the list could not be read
+    shares: Shares = field(default_factory=Shares)
     run_pids: set[int] = field(default_factory=set)  # of this run, ever
     _facts: dict[int, Facts] = field(default_factory=dict)
+    _listed: tuple[Listed, ...] | None = None
     _announced: set[int] = field(default_factory=set)
 
     def update(self, listed: tuple[Listed, ...] | Refusal) -> None:
         """What the driver lists now."""
         if isinstance(listed, Refusal):
-            self.processes = None
+            self.processes = self._listed = None
+            self.shares = Shares()
             return
+        if listed == self._listed:
+            return
+        self._listed = listed
         known = self._facts
         self._facts = {p.pid: known.get(p.pid) or facts_about(p.pid) for p in listed}
         self.processes = tuple(_process(p, self._facts[p.pid]) for p in listed)
         self.run_pids.update(p.pid for p in self.processes if p.owner == "this-run")
+        self.shares = self._divide()
 
-    def shares(self) -> Shares:
+    def _divide(self) -> Shares:
         """How the memory is divided between this run and everybody else."""
         if self.processes is None or any(p.owner == "unknown" for p in self.processes):
             return Shares()

@@ -105,8 +105,9 @@ def _fill(nvml: Nvml, handle: Handle, symbol: str) -> Filled | Refusal:
 
 def _decode(filled: Filled, kind: Kind, total_bytes: int | None) -> tuple[Listed, ...] | Refusal:
     raw, count = filled.raw, filled.count
-    touched = len(raw.rstrip(bytes([_PATTERN])))
-    exact = [stride for stride in _STRIDES if stride * count == touched]
+    if not count:
+        return ()
+    exact = [stride for stride in _STRIDES if _ends_at(raw, stride * count)]
     # A driver may clear the whole buffer first; then only the sense of the entries decides.
     for stride in exact or _STRIDES:
         entries = [_PID_AND_MEMORY.unpack_from(raw, i * stride) for i in range(count)]
@@ -115,6 +116,12 @@ def _decode(filled: Filled, kind: Kind, total_bytes: int | None) -> tuple[Listed
         ):
             return tuple(_merge(entries, kind, total_bytes))
     return _GARBLED
+
+
+def _ends_at(raw: bytes, end: int) -> bool:
+    """Did the driver write just so many bytes?"""
+    is_rest_untouched = raw[end:] == bytes([_PATTERN]) * (len(raw) - end)
+    return is_rest_untouched and raw[end - 1] != _PATTERN
 
 
 def _can_be(memory: int, total_bytes: int | None) -> bool:

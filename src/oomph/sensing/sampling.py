@@ -145,7 +145,7 @@ class Sampler:
 
     def _run(self) -> None:
         try:
-            self._open()
+            self.open()
             self.is_ready.set()
             if not self.problem:
                 self._watch()
@@ -155,7 +155,8 @@ class Sampler:
         finally:
             self.is_ready.set()
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Find out what there is to watch. The thread does it, as it does the next one."""
         try:
             shown = with_nvml(self._find)
         except OomphError as error:
@@ -183,7 +184,7 @@ class Sampler:
         number, next_s = 0, self.clock()
         while True:
             self._asking_since_s = self.clock()
-            self._look(is_last_of_span=number % LOOKS_PER_SPAN == 0 and number > 0)
+            self.look(is_last_of_span=number % LOOKS_PER_SPAN == 0 and number > 0)
             self._asking_since_s = None
             self._note_the_end_of_a_hang()
             number += 1
@@ -191,10 +192,11 @@ class Sampler:
             next_s = max(next_s + LOOK_S, self.clock())
             if self._stopping.wait(max(0.0, next_s - self.clock())):
                 break
-        self._look(is_last_of_span=True)
+        self.look(is_last_of_span=True)
         self._peaks = with_nvml(self._account)
 
-    def _look(self, *, is_last_of_span: bool) -> None:
+    def look(self, *, is_last_of_span: bool) -> None:
+        """Ask every GPU once."""
         now_s = self.clock()
         if self._driver_away and now_s < self._reopen_s:
             return

@@ -117,7 +117,7 @@ class Watch:
         self._take_turn()
         self._list_processes()
         power_w, received_bytes = self._count()
-        shares, busy = self.occupants.shares(), self._fetch_percents()
+        shares, busy = self.occupants.shares, self._fetch_percents()
         percents, ended_s = busy.values, self._end(busy.covered_s, now_s)
         span = GpuSpan(
             gpu=self.identity.place,
