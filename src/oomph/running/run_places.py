@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import time
 from pathlib import Path
 
@@ -24,7 +23,7 @@ def runs_directory() -> Path:
 
 def new_id(now: float) -> str:
     """By time, so that names sort as runs do; two runs of one second differ at the end."""
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{secrets.token_hex(2)}"
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{os.urandom(2).hex()}"
 
 
 def make_directory(run_id: str) -> Path:

@@ -45,7 +45,6 @@ def watch(command: Sequence[str], probe: Probe | None = None) -> Watched:
 
     Raises NotStarted where it cannot be started. Call it from the main thread.
     """
-    import secrets
     import time
 
     from oomph.records.probe import Probe
@@ -57,7 +56,7 @@ def watch(command: Sequence[str], probe: Probe | None = None) -> Watched:
     from oomph.sensing.ownership import RUN_TOKEN
 
     start = _start(command)
-    directory, token = make_directory(start.id), secrets.token_hex(16)
+    directory, token = make_directory(start.id), os.urandom(16).hex()
     # Here too: whoever carries this process's token belongs to its run.
     os.environ[RUN_TOKEN] = token
     environment = {**os.environ, RUN_DIRECTORY: str(directory)}
