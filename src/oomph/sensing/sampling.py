@@ -13,6 +13,7 @@ and a driver that is reloaded stop that thread at most, never whoever takes what
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -193,7 +194,8 @@ class Sampler:
             if self._stopping.wait(max(0.0, next_s - self.clock())):
                 break
         self.look(is_last_of_span=True)
-        self._peaks = with_nvml(self._account)
+        with contextlib.suppress(Unreadable):  # a driver that is away at the end keeps no accounts
+            self._peaks = with_nvml(self._account)
 
     def look(self, *, is_last_of_span: bool) -> None:
         """Ask every GPU once."""

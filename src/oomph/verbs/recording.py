@@ -55,11 +55,12 @@ class Recorder:
         self._sampler.start()
         self._thread.start()
 
-    def finish(self, ended: Ended) -> None:
-        """The command has ended: write how, and close the diary."""
+    def finish(self, ended: Ended) -> bool:
+        """The command has ended: write how, and close the diary. False: the disk hangs."""
         self._ended = ended
         self._over.set()
         self._thread.join(_LAST_WORDS_S)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:

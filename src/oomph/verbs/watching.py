@@ -66,9 +66,9 @@ def watch(command: Sequence[str], probe: Probe | None = None) -> Watched:
         clock: Callable[[], float] = lambda: time.monotonic() - start.clock_s  # noqa: E731
         recorder = _recorder(child.pid, token, diary, clock, probe or Probe())
         ended = child.wait(recorder.stopping if recorder else Stopping(tuple))
-        if recorder:
-            recorder.finish(ended)
-    return Watched(ended, _read(diary), directory)
+        # What could not be written in time would not be read in time, either.
+        is_written = recorder is not None and recorder.finish(ended)
+    return Watched(ended, _read(diary) if is_written else None, directory)
 
 
 def end_like(ended: Ended) -> int:
