@@ -7,13 +7,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from benchmarks import emulation, planning, reading, scripts, start, stepping, tracing
+from benchmarks import emulation, planning, reading, scripts, start, stepping, tracing, watching
 from docs.generate import replace_block
 
 
 def main() -> None:
     tables = []
-    for benchmark in (start, reading, tracing, planning, scripts, emulation, stepping):
+    for benchmark in (start, reading, watching, tracing, planning, scripts, emulation, stepping):
         table = benchmark.measure()
         print(table, flush=True)
         print()

@@ -39,9 +39,12 @@ def plain_environment(
         ownership.RUN_TOKEN,
         "NO_COLOR",
         "COLUMNS",
+        "OOMPH_RUNS",
+        "OOMPH_RUN_DIR",
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.getbasetemp() / "no data"))
 
 

@@ -28,6 +28,8 @@ _BYTES_PER_UNIT = {
     "tb": 1000**4,
 }
 
+_SECONDS_PER_UNIT = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
 
 def parse_bytes(text: str) -> int:
     """Read a size as a person writes it.
@@ -80,6 +82,29 @@ def format_ratio(ratio: float) -> str:
     '26%'
     """
     return f"{ratio:.0%}"
+
+
+def parse_duration(text: str) -> float:
+    """Read a time as a person writes it, in seconds.
+
+    >>> parse_duration("90s"), parse_duration("5m"), parse_duration("1.5h"), parse_duration("20")
+    (90.0, 300.0, 5400.0, 20.0)
+    """
+    from oomph.errors import UsageError
+
+    written = text.strip().lower()
+    number = written.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    try:
+        seconds = float(number) * _SECONDS_PER_UNIT[written[len(number) :].strip()]
+        if not 0 < seconds < 1e9:
+            raise ValueError(seconds)
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"{text!r:.40} is not a time",
+            because="a time is a number and a unit: s, m (or min), h, d",
+            attempt="90s, 5m or 2h",
+        ) from error
+    return seconds
 
 
 def format_duration(seconds: float) -> str:

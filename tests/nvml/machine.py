@@ -282,6 +282,9 @@ class Gpu:
     bus_id: Text | None = None
     serial: Text | None = None
     vbios: Text | None = None
+    sm_active: Number | None = None
+    dram_active: Number | None = None
+    """What GPM counts, where `architecture` is 9 (Hopper) or later."""
     encoder_util: Number | None = None
     decoder_util: Number | None = None
     memory_temperature: Number | None = None
@@ -633,10 +636,19 @@ class NvmlMachine:
         self._errors.clear()
         self.write()
 
-    def latency(self, us: int, function: str = "*", gpu: int | str | None = None) -> None:
-        """Make calls take longer. The first rule that fits a call counts."""
+    def latency(
+        self,
+        us: int,
+        function: str = "*",
+        gpu: int | str | None = None,
+        after: int = 0,
+        times: int | None = None,
+    ) -> None:
+        """Make calls take longer. The first rule that fits a call counts; see `error`."""
         _check_function(function)
-        self._latencies.append(f"latency {function}{_options(us=us, gpu=gpu)}")
+        self._latencies.append(
+            f"latency {function}{_options(us=us, gpu=gpu, after=after, times=times)}"
+        )
         self.write()
 
     def clear_latencies(self) -> None:

@@ -13,6 +13,7 @@
 #include "script.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/types.h>
@@ -997,6 +998,127 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
         call.result = NVML_ERROR_INVALID_ARGUMENT;
     for (int index = 0; call.result == NVML_SUCCESS && index < count; index++)
         answer_field_value(&call, &values[index]);
+    return close_call(&call);
+}
+
+/* ------------------------------------------------------------------ GPM */
+
+/* nvmlGpmSample_t: the caller allocates it here, has it filled, and compares two of them. */
+typedef struct {
+    Target place;
+    int64_t at_ns; /* 0: not filled yet */
+} *nvmlGpmSample_t;
+
+typedef struct {
+    unsigned metricId;
+    nvmlReturn_t nvmlReturn;
+    double value;
+    struct {
+        char *shortName, *longName, *unit;
+    } metricInfo;
+} nvmlGpmMetric_t;
+
+/* metrics has room for far more; only numMetrics of them are touched. */
+typedef struct {
+    unsigned version, numMetrics;
+    nvmlGpmSample_t sample1, sample2;
+    nvmlGpmMetric_t metrics[];
+} nvmlGpmMetricsGet_t;
+
+typedef struct {
+    unsigned version, isSupportedDevice;
+} nvmlGpmSupport_t;
+
+enum { GPM_VERSION = 1, HOPPER = 9 };
+
+static bool has_gpm(const Call *call)
+{
+    uint64_t architecture = number_now(call->script, call->device, FIELD_architecture);
+    return architecture != NOT_AVAILABLE && architecture >= HOPPER;
+}
+
+nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support)
+{
+    Call call = begin(__func__, device);
+    if (call.result == NVML_SUCCESS && support == NULL)
+        call.result = NVML_ERROR_INVALID_ARGUMENT;
+    else if (call.result == NVML_SUCCESS && support->version != GPM_VERSION)
+        call.result = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (call.result == NVML_SUCCESS)
+        support->isSupportedDevice = has_gpm(&call);
+    return close_call(&call);
+}
+
+nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample)
+{
+    Call call = open_call(__func__);
+    if (admit(&call) && sample == NULL)
+        call.result = NVML_ERROR_INVALID_ARGUMENT;
+    if (call.result == NVML_SUCCESS)
+        *sample = calloc(1, sizeof **sample);
+    return close_call(&call);
+}
+
+nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample)
+{
+    Call call = open_call(__func__);
+    if (admit(&call))
+        free(sample);
+    return close_call(&call);
+}
+
+nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)
+{
+    Call call = begin(__func__, device);
+    if (call.result == NVML_SUCCESS && !has_gpm(&call))
+        call.result = NVML_ERROR_NOT_SUPPORTED;
+    if (call.result == NVML_SUCCESS && sample == NULL)
+        call.result = NVML_ERROR_INVALID_ARGUMENT;
+    if (call.result == NVML_SUCCESS) {
+        sample->place = call.place;
+        sample->at_ns = monotonic_ns();
+    }
+    return close_call(&call);
+}
+
+/* A metric is the mean between its two samples. */
+static void answer_metric(const Call *call, const nvmlGpmMetricsGet_t *get, nvmlGpmMetric_t *metric)
+{
+    static const struct {
+        unsigned id;
+        FieldId field;
+    } known[] = {{2, FIELD_sm_active}, {10, FIELD_dram_active}};
+    metric->nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
+    for (size_t index = 0; index < COUNT_OF(known); index++) {
+        if (known[index].id != metric->metricId)
+            continue;
+        uint64_t value = number_mean(call->script, call->device, known[index].field,
+                                     get->sample1->at_ns, get->sample2->at_ns);
+        if (value == NOT_AVAILABLE)
+            return;
+        metric->value = (double)value;
+        metric->nvmlReturn = NVML_SUCCESS;
+    }
+}
+
+static bool are_two_of_one(const nvmlGpmMetricsGet_t *get)
+{
+    return get->sample1 != NULL && get->sample2 != NULL && get->sample1->at_ns != 0 &&
+           get->sample2->at_ns > get->sample1->at_ns &&
+           get->sample1->place.gpu == get->sample2->place.gpu;
+}
+
+nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *get)
+{
+    Call call = open_call(__func__);
+    if (get == NULL || !are_two_of_one(get))
+        call.result = NVML_ERROR_INVALID_ARGUMENT;
+    else if (get->version != GPM_VERSION)
+        call.result = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    else
+        admit_device(&call, get->sample2->place, NVML_ERROR_INVALID_ARGUMENT);
+    for (unsigned index = 0; call.result == NVML_SUCCESS && index < get->numMetrics; index++)
+        answer_metric(&call, get, &get->metrics[index]);
     return close_call(&call);
 }
 

@@ -40,6 +40,9 @@ enum { MAX_GPUS = 64, MAX_MIGS = 8, TEXT_SIZE = 96 };
     X(mem_util, 0) \
     X(encoder_util, 0) \
     X(decoder_util, 0) \
+    /* what GPM counts, in percent: of architecture 9 (Hopper) and later */ \
+    X(sm_active, 0) \
+    X(dram_active, 0) \
     /* heat and power */ \
     X(temperature, 40) \
     X(memory_temperature, NOT_AVAILABLE) \

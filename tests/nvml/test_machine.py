@@ -1129,3 +1129,52 @@ nvitop.take_snapshots()
         f"(7, 0) {3 * GIB} {mig_uuid(7, 0)} [{os.getpid()}]",
         f"(7, 1) 0 {mig_uuid(7, 1)} []",
     ]
+
+
+def _gpm_metric(handle: Any, number: int, wait_s: float = 0.05) -> Any:
+    samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
+    get = pynvml.c_nvmlGpmMetricsGet_t(version=1, numMetrics=1)
+    get.metrics[0].metricId = number
+    for sample in samples:
+        pynvml.nvmlGpmSampleGet(handle, sample)
+        time.sleep(wait_s)
+    get.sample1, get.sample2 = samples
+    metric = pynvml.nvmlGpmMetricsGet(get).metrics[0]
+    for sample in samples:
+        pynvml.nvmlGpmSampleFree(sample)
+    return metric
+
+
+def test_gpm_is_the_mean_between_two_samples(machine: NvmlMachine) -> None:
+    machine.gpus[0] = Gpu(architecture=9, sm_active=40, dram_active=70)
+    machine.write()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    assert pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice == 1
+    assert _gpm_metric(handle, pynvml.NVML_GPM_METRIC_SM_UTIL).value == 40
+    assert _gpm_metric(handle, pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL).value == 70
+    assert _gpm_metric(handle, pynvml.NVML_GPM_METRIC_FP64_UTIL).nvmlReturn == NOT_SUPPORTED
+    machine.series(0, "sm_active", [0, 100], step_ms=20)
+    assert _gpm_metric(handle, pynvml.NVML_GPM_METRIC_SM_UTIL, 0.4).value == pytest.approx(
+        50, abs=6
+    )
+
+
+@pytest.mark.usefixtures("machine")
+def test_gpm_is_not_supported_before_hopper() -> None:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    assert pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice == 0
+    sample = pynvml.nvmlGpmSampleAlloc()
+    assert _code(pynvml.nvmlGpmSampleGet, handle, sample) == NOT_SUPPORTED
+    pynvml.nvmlGpmSampleFree(sample)
+
+
+def test_a_latency_can_be_that_of_one_call(machine: NvmlMachine) -> None:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    machine.latency(300_000, "nvmlDeviceGetUtilizationRates", after=1, times=1)
+    took_s = []
+    for _ in range(3):
+        began = time.perf_counter()
+        pynvml.nvmlDeviceGetUtilizationRates(handle)
+        took_s.append(time.perf_counter() - began)
+    assert took_s.index(max(took_s)) == 1
+    assert took_s[1] >= 0.3

@@ -11,7 +11,7 @@ import os
 import sys
 
 from oomph import __version__
-from oomph.cli import calibrate, check, gpus, plan, predict, run
+from oomph.cli import calibrate, check, gpus, plan, predict, run, runs, watch
 from oomph.errors import EXIT_UNREADABLE, EXIT_USAGE, OomphError, Unreadable, UsageError
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -24,6 +24,8 @@ _VERBS = {
     "predict": predict,
     "check": check,
     "run": run,
+    "watch": watch,
+    "runs": runs,
     "gpus": gpus,
     "calibrate": calibrate,
 }

@@ -78,6 +78,12 @@ def from_json(kind: type[Record], text: str) -> Record:
     return record
 
 
+def from_jsonable(kind: type[Record], value: Any) -> Record:
+    """The record that `to_jsonable` made this of. Raises ValueError, as `from_json` does."""
+    record: Record = _read(kind, value, "")
+    return record
+
+
 def no_record(what: str, path: str | os.PathLike[str], because: str) -> Unreadable:
     """The error of a file that does not hold what it should."""
     return Unreadable(

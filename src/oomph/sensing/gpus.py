@@ -22,7 +22,7 @@ NO_BUSY_RATIO_UNDER_MIG = "kernel-active share: not available under MIG"
 _TEMPERATURES_C = range(-60, 200)
 _POWERS_MW = range(10_000_000)
 
-_NOTHING_READ = Device(
+NOTHING_READ = Device(
     index=0,
     uuid=None,
     name=None,
@@ -60,7 +60,7 @@ def _read_machine(nvml: Nvml) -> Machine:
 def _read_gpu(nvml: Nvml, index: int) -> Device:
     handle = nvml.gpu(index)
     if isinstance(handle, Refusal):
-        return replace(_NOTHING_READ, index=index, problem=handle.text)
+        return replace(NOTHING_READ, index=index, problem=handle.text)
     problems = Problems()
     if UUID in handle.refused:
         problems.add("UUID", handle.refused[UUID])
@@ -86,8 +86,8 @@ def _read_gpu(nvml: Nvml, index: int) -> Device:
         used_bytes=settled.used_bytes,
         memory_source=settled.source,
         busy_ratio=busy_ratio,
-        temperature_c=_temperature_c(nvml, handle, problems),
-        power_w=_power_w(nvml, handle, problems),
+        temperature_c=read_temperature_c(nvml, handle, problems),
+        power_w=read_power_w(nvml, handle, problems),
         processes=processes,
         mig_enabled=mig.enabled,
         slices=slices,
@@ -95,7 +95,8 @@ def _read_gpu(nvml: Nvml, index: int) -> Device:
     )
 
 
-def _temperature_c(nvml: Nvml, handle: Handle, problems: Problems) -> int | None:
+def read_temperature_c(nvml: Nvml, handle: Handle, problems: Problems) -> int | None:
+    """Of the chip."""
     sensor = nvml.constant("NVML_TEMPERATURE_GPU")
     answer = nvml.ask_gpu(handle, "nvmlDeviceGetTemperature", sensor)
     if isinstance(answer, Refusal) and answer.is_missing:
@@ -105,7 +106,8 @@ def _temperature_c(nvml: Nvml, handle: Handle, problems: Problems) -> int | None
     return degrees
 
 
-def _power_w(nvml: Nvml, handle: Handle, problems: Problems) -> float | None:
+def read_power_w(nvml: Nvml, handle: Handle, problems: Problems) -> float | None:
+    """Of the whole card: of this moment, or of the last second, as the driver has it."""
     answer = nvml.ask_gpu(handle, "nvmlDeviceGetPowerUsage")
     milliwatts: int | None = problems.value("power", answer, among=_POWERS_MW)
     return None if milliwatts is None else milliwatts / 1000
@@ -122,13 +124,13 @@ def read_busy_ratio(nvml: Nvml, handle: Handle, problems: Problems) -> float | N
 def _read_slice(nvml: Nvml, part: Slice) -> Device:
     handle = nvml.known(part.pointer)
     if isinstance(handle, Refusal):
-        return replace(_NOTHING_READ, index=part.slot, is_slice=True, problem=handle.text)
+        return replace(NOTHING_READ, index=part.slot, is_slice=True, problem=handle.text)
     problems = Problems()
     memory = read_memory(nvml, handle)
     processes = read_processes(nvml, handle, memory, problems)
     settled = settle_memory(memory, processes, problems)
     return replace(
-        _NOTHING_READ,
+        NOTHING_READ,
         index=part.slot,
         uuid=handle.uuid,
         name=problems.value("name", nvml.ask_gpu(handle, "nvmlDeviceGetName")),

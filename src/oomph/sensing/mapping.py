@@ -144,16 +144,16 @@ def find_target(nvml: Nvml, cuda_index: int | None) -> Target:
     torch = running_torch()
     if torch is None:
         index = cuda_index or 0
-        visible = _kept(nvml, environment(), lambda: visible_gpus(_identify_gpus(nvml)))
+        visible = _kept(nvml, environment(), lambda: visible_gpus(identify_gpus(nvml)))
     else:
         index = torch.cuda.current_device() if cuda_index is None else cuda_index
         uuid = uuid_from_torch(torch, index)
         found = _kept(nvml, uuid, lambda: _shown_to_torch(nvml, uuid, index))
-        return Target(_handle(nvml, found), found, index, "torch")
+        return Target(open_shown(nvml, found), found, index, "torch")
     if not 0 <= index < len(visible.shown):
         raise not_visible(index, len(visible.shown))
     shown = visible.shown[index]
-    return Target(_handle(nvml, shown), shown, index, visible.mapped_by, visible.problem)
+    return Target(open_shown(nvml, shown), shown, index, visible.mapped_by, visible.problem)
 
 
 def _kept(nvml: Nvml, key: Any, find: Any) -> Any:
@@ -164,7 +164,7 @@ def _kept(nvml: Nvml, key: Any, find: Any) -> Any:
 
 
 def _shown_to_torch(nvml: Nvml, uuid: str, index: int) -> Shown:
-    gpus = _identify_gpus(nvml)
+    gpus = identify_gpus(nvml)
     found = _with_uuids([uuid], gpus)
     if found and found[0].slice is None and found[0].gpu.is_cut is not False:
         # The UUID of a GPU in MIG mode, but CUDA uses one of its slices: it knows which.
@@ -174,7 +174,7 @@ def _shown_to_torch(nvml: Nvml, uuid: str, index: int) -> Shown:
     return found[0]
 
 
-def _identify_gpus(nvml: Nvml) -> tuple[GpuIdentity, ...]:
+def identify_gpus(nvml: Nvml) -> tuple[GpuIdentity, ...]:
     """Every GPU and slice, in NVML's order."""
     count = nvml.ask("nvmlDeviceGetCount")
     if isinstance(count, Refusal):
@@ -209,7 +209,8 @@ def _identify_slice(nvml: Nvml, pointer: Any) -> SliceIdentity | None:
     return SliceIdentity(handle.uuid, read_instance(nvml, handle))
 
 
-def _handle(nvml: Nvml, shown: Shown) -> Handle:
+def open_shown(nvml: Nvml, shown: Shown) -> Handle:
+    """The handle of a device that CUDA shows. Raises Unreadable."""
     if shown.uuid is None:
         handle = nvml.gpu(shown.gpu.index)
     else:

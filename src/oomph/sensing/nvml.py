@@ -66,6 +66,16 @@ class Refusal:
     def is_unsupported(self) -> bool:
         return self.is_missing or self.code == NOT_SUPPORTED
 
+    @property
+    def is_for_good(self) -> bool:
+        """Asking again would change nothing: the GPU is there, and does not tell this."""
+        return self.code in _FINAL or self.code == UNREADABLE
+
+    @property
+    def is_of_all(self) -> bool:
+        """It is the driver that is away, not one GPU."""
+        return self.code in (UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH)
+
 
 @dataclass(slots=True, eq=False)
 class Handle:
@@ -86,6 +96,7 @@ class Nvml:
         self.pid = os.getpid()
         self.is_stale = False
         self._handles: dict[str, Handle] = {}
+        self._refusals: dict[int, Refusal] = {}
         self.kept: dict[Any, Any] = {}  # what others have found out that holds for this session
         self._pynvml = _import_binding()
         try:
@@ -95,7 +106,7 @@ class Nvml:
 
     def call_gpu(self, handle: Handle, symbol: str, *arguments: Any) -> Refusal | None:
         """Call the C function itself, where the binding cannot be relied on."""
-        if (symbol,) in handle.refused:
+        if handle.refused and (symbol,) in handle.refused:
             return handle.refused[symbol,]
         function = getattr(self._pynvml.nvmlLib, symbol, None)
         if function is None:
@@ -150,8 +161,10 @@ class Nvml:
         """NVML's return code as a Refusal."""
         # Somebody else in this process has shut NVML down, or the process was forked.
         self.is_stale |= code == UNINITIALIZED
-        words = _IN_OUR_WORDS.get(code) or f"NVML says: {self._pynvml.NVMLError(code)}"
-        return Refusal(code, words)
+        if code not in self._refusals:
+            words = _IN_OUR_WORDS.get(code) or f"NVML says: {self._pynvml.NVMLError(code)}"
+            self._refusals[code] = Refusal(code, words)
+        return self._refusals[code]
 
 
 _nvml: Nvml | None = None
@@ -179,6 +192,16 @@ def forget() -> None:
     """Drop the session; the next question opens NVML anew."""
     global _nvml
     _nvml = None
+
+
+def close() -> None:
+    """Shut the session down, as a driver that was reloaded needs it; the next question opens one.
+
+    NVML counts its users: those of the rest of the process are left alone.
+    """
+    if _nvml is not None and _nvml.pid == os.getpid():
+        _nvml.ask("nvmlShutdown")
+    forget()
 
 
 def _opened() -> Nvml:

@@ -50,10 +50,10 @@ def running_processes(
     nvml: Nvml, handle: Handle, total_bytes: int | None
 ) -> tuple[Listed, ...] | Refusal:
     """All processes on one GPU; one that computes and draws is listed once, as computing."""
-    compute = _list(nvml, handle, "compute", total_bytes)
+    compute = list_kind(nvml, handle, "compute", total_bytes)
     if isinstance(compute, Refusal):
         return compute
-    graphics = _list(nvml, handle, "graphics", total_bytes)
+    graphics = list_kind(nvml, handle, "graphics", total_bytes)
     if isinstance(graphics, Refusal):
         # MIG slices and some data-centre drivers know no graphics; anything else hides somebody.
         if graphics.code not in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
@@ -63,9 +63,10 @@ def running_processes(
     return (*compute, *(process for process in graphics if process.pid not in computing))
 
 
-def _list(
+def list_kind(
     nvml: Nvml, handle: Handle, kind: Kind, total_bytes: int | None
 ) -> tuple[Listed, ...] | Refusal:
+    """The processes of one kind on one GPU."""
     refusal = Refusal(FUNCTION_NOT_FOUND, "this driver has no process list")
     for version in ("_v3", "_v2", ""):
         symbol = f"nvmlDeviceGet{kind.capitalize()}RunningProcesses{version}"
@@ -104,8 +105,9 @@ def _fill(nvml: Nvml, handle: Handle, symbol: str) -> Filled | Refusal:
 
 def _decode(filled: Filled, kind: Kind, total_bytes: int | None) -> tuple[Listed, ...] | Refusal:
     raw, count = filled.raw, filled.count
-    touched = len(raw.rstrip(bytes([_PATTERN])))
-    exact = [stride for stride in _STRIDES if stride * count == touched]
+    if not count:
+        return ()
+    exact = [stride for stride in _STRIDES if _ends_at(raw, stride * count)]
     # A driver may clear the whole buffer first; then only the sense of the entries decides.
     for stride in exact or _STRIDES:
         entries = [_PID_AND_MEMORY.unpack_from(raw, i * stride) for i in range(count)]
@@ -114,6 +116,12 @@ def _decode(filled: Filled, kind: Kind, total_bytes: int | None) -> tuple[Listed
         ):
             return tuple(_merge(entries, kind, total_bytes))
     return _GARBLED
+
+
+def _ends_at(raw: bytes, end: int) -> bool:
+    """Did the driver write just so many bytes?"""
+    is_rest_untouched = raw[end:] == bytes([_PATTERN]) * (len(raw) - end)
+    return is_rest_untouched and raw[end - 1] != _PATTERN
 
 
 def _can_be(memory: int, total_bytes: int | None) -> bool:

@@ -17,6 +17,7 @@ from oomph.verbs.readings import (
     gpus,
     print_gpu_utilisation,
 )
+from oomph.verbs.watching import end_like, load_run, runs, sampler, watch
 
 __all__ = [
     "calibrate",
@@ -25,14 +26,19 @@ __all__ = [
     "catalog_sources",
     "check",
     "emulated_gpu",
+    "end_like",
     "find_gpu",
     "forget_calibrations",
     "free_gpus",
     "gpu_utilisation",
     "gpus",
     "load_plan",
+    "load_run",
     "plan",
     "predict",
     "print_gpu_utilisation",
     "run_emulated",
+    "runs",
+    "sampler",
+    "watch",
 ]

@@ -1,0 +1,102 @@
+"""`oomph watch -- COMMAND`: the arguments and the end of a watched command."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+
+from oomph.cli.arguments import positive
+from oomph.errors import UsageError
+
+TYPE_CHECKING = False  # see oomph/__init__.py
+if TYPE_CHECKING:
+    from oomph.records.probe import Probe
+    from oomph.verbs.watching import Watched
+
+_MOST_DIGITS = 9
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those that go with a command."""
+    command = parser.add_argument_group("with a command after --")
+    command.add_argument(
+        "--for",
+        dest="wanted",
+        metavar="AMOUNT",
+        help="stop it after so much: 1-epoch, 100-steps, 5m; then the exit code is 0",
+    )
+    command.add_argument("--steps", type=positive, metavar="N", help="stop it after N steps")
+    command.add_argument("--time", metavar="TIME", help="stop it after a time: 90s, 5m, 2h")
+    command.add_argument(
+        "--quiet", action="store_true", help="say nothing at the end; oomph report last has it"
+    )
+    parser.set_defaults(takes_script=True)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command of `options.of_script`, and end as it ends."""
+    from oomph import verbs
+
+    probe = _probe(options)
+    watched = verbs.watch(options.of_script, probe)
+    # Nobody wants to read it, or it cannot be written: the exit code is still the command's.
+    with contextlib.suppress(KeyboardInterrupt, OSError):
+        _report(watched, options)
+    return verbs.end_like(watched.ended)
+
+
+def _report(watched: Watched, options: argparse.Namespace) -> None:
+    """On standard error: standard output is the command's own."""
+    if watched.run is None or options.quiet or sys.stderr is None:
+        return
+    if options.json:
+        from oomph.records.stored import as_json
+
+        print(as_json(watched.run), file=sys.stderr)
+        return
+    from oomph.showing.run_summary import run_lines
+
+    for line in run_lines(watched.run):
+        print(f"oomph: {line}", file=sys.stderr)
+    sys.stderr.flush()
+
+
+def _probe(options: argparse.Namespace) -> Probe | None:
+    given = [flag for flag in (options.wanted, options.steps, options.time) if flag is not None]
+    if len(given) > 1:
+        raise UsageError(
+            "--for, --steps and --time are three ways to say one thing",
+            attempt="oomph watch --for 1-epoch -- python train.py",
+        )
+    from oomph.records.probe import Probe
+
+    if options.steps is not None:
+        return Probe(num_steps=options.steps)
+    if options.time is not None:
+        return Probe(time_s=_seconds(options.time))
+    return None if options.wanted is None else _amount(options.wanted)
+
+
+def _amount(text: str) -> Probe:
+    from oomph.records.probe import Probe
+
+    number, dash, unit = text.partition("-")
+    if not dash:
+        return Probe(time_s=_seconds(text))
+    count = int(number) if number.isdecimal() and len(number) <= _MOST_DIGITS else 0
+    if count and unit in ("step", "steps"):
+        return Probe(num_steps=count)
+    if count and unit in ("epoch", "epochs"):
+        return Probe(num_epochs=count)
+    raise UsageError(
+        f"{text!r:.40} is no amount of a run",
+        because="it is a number of epochs or steps, or a time",
+        attempt="--for 1-epoch, --for 100-steps or --for 5m",
+    )
+
+
+def _seconds(text: str) -> float:
+    from oomph.units import parse_duration
+
+    return parse_duration(text)

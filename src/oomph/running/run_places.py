@@ -1,0 +1,64 @@
+"""Where runs are kept, and what one of them is called."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from oomph.errors import UsageError
+
+RUNS = "OOMPH_RUNS"  # the environment variable that names another place
+META = "meta.json"
+
+
+def runs_directory() -> Path:
+    """OOMPH_RUNS, or the place for what a program keeps between its runs."""
+    if os.environ.get(RUNS):
+        return Path(os.environ[RUNS])
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "oomph" / "runs"
+
+
+def new_id(now: float) -> str:
+    """By time, so that names sort as runs do; two runs of one second differ at the end."""
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{os.urandom(2).hex()}"
+
+
+def make_directory(run_id: str) -> Path:
+    """A directory of its own, which nobody else may read: command lines may hold secrets.
+
+    Where it cannot be made, the diary will say so once it writes.
+    """
+    directory = (runs_directory() / run_id).absolute()
+    with contextlib.suppress(OSError):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700)
+    return directory
+
+
+def run_directories() -> list[Path]:
+    """All that are kept, the oldest first."""
+    runs = runs_directory()
+    if not runs.is_dir():
+        return []
+    return sorted(path for path in runs.iterdir() if (path / META).is_file())
+
+
+def find_directory(name: str) -> Path:
+    """The run of that id, of the beginning or the end of one, "last", or of a path."""
+    given = Path(name)
+    if (given / META).is_file():
+        return given
+    known = run_directories()
+    if name == "last" and known:
+        return known[-1]
+    found = [path for path in known if path.name.startswith(name) or path.name.endswith(name)]
+    if len(found) == 1 and name:
+        return found[0]
+    raise UsageError(
+        f"{len(found)} runs are called {name!r:.80}" if found else f"there is no run {name!r:.80}",
+        because=f"the runs are in {runs_directory()}",
+        attempt="oomph runs, or oomph report last",
+    )

@@ -1,0 +1,118 @@
+"""steps-RANK-PID.jsonl, as step_log.py writes it -> StepSpan, Peak, Event in the run's time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from oomph.records.run import Event, Peak, StepSpan
+from oomph.records.stored import SCHEMA, from_jsonable
+from oomph.running.diary import RunStart
+from oomph.running.line_files import Complaints, whole_lines
+from oomph.running.run_lines import load, read_object
+
+
+@dataclass(slots=True)
+class Steps:
+    """What one process told."""
+
+    steps: list[StepSpan] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    peaks: list[Peak] = field(default_factory=list)
+
+
+def read_step_file(
+    path: Path, start: RunStart, places: Mapping[str, int], complaints: Complaints
+) -> Steps:
+    """All of it that makes sense; `places` are those of the GPUs in the run, by UUID."""
+    read, peaks = Steps(), dict[tuple[int | None, str | None], Peak]()
+    lines = whole_lines(path, complaints)
+    try:
+        offset_s = _offset_s(next(lines, b""), start)
+    except ValueError as error:
+        complaints.add(path.name, str(error))
+        return read
+    for line in lines:
+        try:
+            record, uuid = _record(line, offset_s)
+        except ValueError as error:
+            complaints.add(path.name, str(error))
+            continue
+        if isinstance(record, StepSpan):
+            read.steps.append(record)
+        elif isinstance(record, Event):
+            read.events.append(record)
+        else:
+            place = _place(uuid, places)
+            peaks[place, uuid] = replace(record, gpu=place)
+    read.peaks = list(peaks.values())
+    return read
+
+
+def _offset_s(line: bytes, start: RunStart) -> float:
+    """What to add to a time of that process to have it in the run's time."""
+    content = load(line)
+    process = content.get("process") if isinstance(content, dict) else None
+    if not isinstance(process, dict) or process.get("schema") != SCHEMA:
+        raise ValueError(f"it does not begin as one of schema {SCHEMA}")
+    if process.get("host") == start.host:
+        return -start.clock_s  # one clock for all processes of a machine
+    clock_s, at = _time(process.get("clock_s")), _time(process.get("at"))
+    return at - start.started_at - clock_s
+
+
+def _time(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value < 1e12:
+        raise ValueError("it does not say when it began")
+    return float(value)
+
+
+def _record(line: bytes, offset_s: float) -> tuple[StepSpan | Event | Peak, str | None]:
+    content = load(line)
+    if isinstance(content, dict) and "peak" in content:
+        uuid = content.get("gpu_uuid")
+        peak = from_jsonable(Peak, content["peak"])
+        if peak.used_bytes < 0:
+            raise ValueError("a peak is below zero")
+        return peak, uuid if isinstance(uuid, str) else None
+    record = read_object(line)
+    if isinstance(record, Event):
+        return replace(record, at_s=_moved(record.at_s, offset_s)), None
+    if not isinstance(record, StepSpan) or record.num_steps < 1 or record.step_s < 0:
+        raise ValueError("it is neither steps, nor a peak, nor an event")
+    began_s, ended_s = _moved(record.began_s, offset_s), _moved(record.ended_s, offset_s)
+    if ended_s < began_s:
+        raise ValueError("a step ends before it begins")
+    return replace(record, began_s=began_s, ended_s=ended_s), None
+
+
+def _moved(time_s: float, offset_s: float) -> float:
+    moved_s = time_s + offset_s
+    # Clocks of two machines may be a little apart, but nobody trains before the run.
+    if moved_s < -60:
+        raise ValueError("its time lies before the run")
+    return max(moved_s, 0.0)
+
+
+def _place(uuid: str | None, places: Mapping[str, int]) -> int | None:
+    """torch tells a UUID without the prefix that NVML gives it."""
+    bare = _bare(uuid or "")
+    return next((place for known, place in places.items() if _bare(known) == bare), None)
+
+
+def _bare(uuid: str) -> str:
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
+
+
+def told_steps(path: Path) -> Iterator[StepSpan | Event]:
+    """Steps and events of a file that is being written, in the process's own time."""
+    for line in whole_lines(path, Complaints()):
+        try:
+            record = read_object(line)
+        except ValueError:  # the header, a peak, or what the report will complain about
+            continue
+        if isinstance(record, StepSpan | Event):
+            yield record

@@ -1,0 +1,166 @@
+"""A running command -> its diary: what the GPUs and its processes do, once a second.
+
+In a thread of its own, beside the one that asks NVML: neither a driver nor a disk that hangs can
+keep a signal from the command. A fault here ends the watching, never the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from oomph.records.probe import Probe
+    from oomph.records.run import Event, EventKind, GpuSpan
+    from oomph.running.diary import Diary
+    from oomph.running.judging import Evidence
+    from oomph.running.wrapping import Ended
+    from oomph.sensing.sampling import Sampler
+
+_PERIOD_S = 1.0
+_MOST_RECENT = 1024
+_LAST_WORDS_S = 5.0  # how long the end of the command waits for a disk or a driver that hangs
+_SILENT_S = 60.0  # a script that tells its steps has told some by then, or is told of
+
+
+class Recorder:
+    """Watches the processes under `pid` and the GPUs, until `finish`."""
+
+    def __init__(
+        self, pid: int, token: str, diary: Diary, clock: Callable[[], float], probe: Probe
+    ) -> None:
+        from oomph.running.stopping import Stopping
+        from oomph.sensing.host import ProcessTree
+        from oomph.sensing.host_oom import read_oom_kills
+        from oomph.sensing.sampling import Sampler
+
+        self._clock = clock
+        self._diary = diary
+        self._probe = probe
+        self._tree = ProcessTree(pid, token, clock())
+        self._kills_before = read_oom_kills()
+        self._sampler: Sampler = Sampler(clock=clock)
+        self.stopping = Stopping(self._tree.pids)
+        self._recent: deque[GpuSpan] = deque(maxlen=_MOST_RECENT)
+        self._warned: set[str] = set()
+        self._ended: Ended | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="oomph-diary", daemon=True)
+
+    def start(self) -> None:
+        self._sampler.start()
+        self._thread.start()
+
+    def finish(self, ended: Ended) -> bool:
+        """The command has ended: write how, and close the diary. False: the disk hangs."""
+        self._ended = ended
+        self._over.set()
+        self._thread.join(_LAST_WORDS_S)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._over.wait(_PERIOD_S):
+                self._record()
+            self._write_ending()
+        except Exception as error:  # noqa: BLE001 - the command goes on, whatever is wrong here
+            self._warn(f"the run is no longer watched ({type(error).__name__}: {error})")
+
+    def _record(self) -> None:
+        now_s, taken = self._clock(), self._sampler.take()
+        if self._sampler.problem:
+            self._warn(f"watching without GPU figures: {self._sampler.problem}")
+        self._recent.extend(taken.spans)
+        self._diary.add_gpus(self._sampler.gpus())
+        self._diary.add_spans(taken.spans, [self._tree.look(now_s)])
+        for event in taken.events:
+            self._diary.add(event)
+        if not self._diary.flush():
+            self._warn(f"not everything can be kept of this run: {self._diary.problem}")
+        self._probe_it(now_s)
+
+    def _probe_it(self, now_s: float) -> None:
+        from oomph.records.probe import Progress
+        from oomph.running.diary_reader import step_files
+        from oomph.running.probing import read_progress
+
+        if self.stopping.is_wanted:
+            return
+        progress = Progress()
+        if self._probe.counts:
+            progress = read_progress(step_files(self._diary.directory))
+            if not progress.is_told and (now_s > _SILENT_S or self._over.is_set()):
+                self._warn(f"the script told no step, so nobody could count {self._wanted()}")
+        if self._probe.is_seen(now_s, progress) and not self._over.is_set():
+            self._diary.add(self._event("stopped", f"after {self._wanted()}, as asked"))
+            self.stopping.want()
+
+    def _wanted(self) -> str:
+        return self._probe.told()
+
+    # ---- the end
+
+    def _write_ending(self) -> None:
+        from oomph.running.judging import judge
+
+        ended = self._ended
+        self._sampler.stop(frozenset(self._tree.ever))
+        self._record()
+        for peak in self._sampler.peaks():
+            self._diary.add(peak)
+        if ended is not None:
+            ending, event = judge(ended, self._evidence())
+            if event is not None:
+                self._diary.add(event)
+            self._diary.add(ending)
+        self._diary.close()
+
+    def _evidence(self) -> Evidence:
+        from oomph.running.judging import RECENT_S, Evidence
+        from oomph.sensing.host_oom import read_oom_kills
+
+        now_s, kills = self._clock(), read_oom_kills()
+        return Evidence(
+            at_s=now_s,
+            gpus=self._sampler.gpus(),
+            recent=[span for span in self._recent if span.ended_s > now_s - RECENT_S],
+            says_out_of_memory=self._says_out_of_memory(),
+            killed_in_group=kills.grew_in_group(self._kills_before),
+            killed_on_machine=kills.grew_on_machine(self._kills_before),
+        )
+
+    def _says_out_of_memory(self) -> bool:
+        from oomph.records.run import Event
+        from oomph.running.diary_reader import step_files
+        from oomph.running.step_reader import told_steps
+
+        return any(
+            isinstance(record, Event) and record.kind == "out-of-memory"
+            for path in step_files(self._diary.directory)
+            for record in told_steps(path)
+        )
+
+    def _event(self, kind: EventKind, text: str) -> Event:
+        from oomph.records.run import Event
+
+        return Event(at_s=self._clock(), kind=kind, text=text)
+
+    def _warn(self, text: str) -> None:
+        """Once, on standard error; it is the command's, and gets no more than that."""
+        kind = text.partition(":")[0].partition("(")[0]
+        if kind in self._warned:
+            return
+        self._warned.add(kind)
+        self._diary.add(self._event("warning", text))
+        say(text)
+
+
+def say(text: str) -> None:
+    """A line on standard error, if there is one to write to."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):  # closed by its reader, or full: nobody to tell
+            print(f"oomph: {text}", file=sys.stderr, flush=True)

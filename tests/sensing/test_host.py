@@ -1,0 +1,100 @@
+"""The run's processes: by ancestry, by token, and what they use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oomph.sensing.host import ProcessTree, num_cpus
+from oomph.sensing.host_oom import OomKills, read_oom_kills
+from oomph.sensing.ownership import RUN_TOKEN
+
+SPIN = "import os; os.write(1, b'%d\\n' % os.getpid())\nwhile True: pass"
+
+
+@pytest.fixture
+def shell() -> Iterator[subprocess.Popen[bytes]]:
+    """A shell with two busy workers, one of which was taken away from under it."""
+    script = f'(setsid {sys.executable} -c "$0" &); {sys.executable} -c "$0" & wait'
+    process = subprocess.Popen(
+        ["sh", "-c", script, SPIN],
+        stdout=subprocess.PIPE,
+        env={**os.environ, RUN_TOKEN: "token of this test"},
+    )
+    assert process.stdout is not None
+    workers = [int(process.stdout.readline()) for _ in range(2)]
+    yield process
+    for pid in (process.pid, *workers):
+        os.kill(pid, 9)
+    process.communicate()
+
+
+def test_workers_are_found_by_their_parent_and_by_their_token(
+    shell: subprocess.Popen[bytes],
+) -> None:
+    by_both = ProcessTree(shell.pid, "token of this test", 0.0)
+    by_parent = ProcessTree(shell.pid, None, 0.0)
+    assert by_both.look(1.0).num_processes == 3
+    assert by_parent.look(1.0).num_processes == 2
+    assert by_parent.ever < by_both.ever
+    assert os.getpid() not in by_both.ever
+
+
+def test_cpu_time_and_memory_are_those_of_the_workers(shell: subprocess.Popen[bytes]) -> None:
+    began = time.monotonic()
+    tree = ProcessTree(shell.pid, "token of this test", 0.0)
+    tree.look(time.monotonic() - began)
+    time.sleep(1)
+    span = tree.look(time.monotonic() - began)
+    assert span.cpu_cores is not None
+    assert span.busiest_cpu_cores is not None
+    # Two that never wait, on a machine that may have other things to do.
+    assert 0.05 < span.busiest_cpu_cores <= 1.1
+    assert span.busiest_cpu_cores < span.cpu_cores <= 2.2
+    assert (span.memory_bytes or 0) > 10 << 20
+
+
+def test_a_tree_whose_root_has_ended_is_empty_and_not_wrong() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    span = ProcessTree(process.pid, None, 0.0).look(1.0)
+    assert (span.num_processes, span.memory_bytes, span.cpu_cores) == (0, None, 0)
+
+
+def test_the_cpus_are_those_that_may_be_used() -> None:
+    assert num_cpus() == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file"),
+    [
+        ("0::/user/job\n", "sys/fs/cgroup/user/job/memory.events"),
+        ("4:memory:/job\n0::/\n", "sys/fs/cgroup/memory/job/memory.oom_control"),
+    ],
+)
+def test_kills_by_the_kernel_are_read_in_both_versions_of_cgroups(
+    tmp_path: Path, cgroup: str, file: str
+) -> None:
+    for name, content in (
+        ("proc/self/cgroup", cgroup),
+        ("proc/vmstat", "nr_free 1\noom_kill 7\n"),
+        (file, "oom 0\noom_kill 3\n"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    kills = read_oom_kills(tmp_path)
+    assert kills == OomKills(in_group=3, on_machine=7)
+    assert kills.grew_in_group(OomKills(2, 7))
+    assert not kills.grew_on_machine(OomKills(2, 7))
+
+
+def test_a_kernel_that_tells_nothing_is_no_evidence(tmp_path: Path) -> None:
+    unknown = read_oom_kills(tmp_path)
+    assert unknown == OomKills(None, None)
+    assert not OomKills(3, 3).grew_in_group(unknown)
