@@ -100,21 +100,23 @@ def factor(gpu: GpuFigures) -> float | None:
     is_exact = memory.peak_source == "torch" and memory.peak_misses is None
     if not is_exact or peak is None or fixed is None or total is None or peak <= fixed:
         return None
-    room_bytes = FILLABLE_RATIO * total - (gpu.others_bytes or 0) - fixed
-    return room_bytes / (peak - fixed)
+    beyond = _held(gpu) - peak  # the CUDA context, and what others hold
+    return (min(FILLABLE_RATIO * total, total - beyond) - fixed) / (peak - fixed)
+
+
+def _held(gpu: GpuFigures) -> int:
+    """The most that was taken of the GPU, by this run and by others."""
+    return max((gpu.memory.peak_bytes or 0) + (gpu.others_bytes or 0), gpu.memory.seen_bytes or 0)
 
 
 def _filled(gpu: GpuFigures) -> float:
-    """Of the memory that others leave."""
-    peak, total = gpu.memory.peak_bytes or 0, gpu.memory.total_bytes or 1
-    return (peak + (gpu.others_bytes or 0)) / total
+    return _held(gpu) / (gpu.memory.total_bytes or 1)
 
 
 def _told_room(gpu: GpuFigures, grows: float | None) -> Finding:
     memory = gpu.memory
     peak, total = memory.peak_bytes or 0, memory.total_bytes or 0
-    held = max(peak + (gpu.others_bytes or 0), memory.seen_bytes or 0)
-    unused = max(total - held, 0)
+    unused = max(total - _held(gpu), 0)
     evidence = [f"at most {format_bytes(peak)} of {format_bytes(total)} were taken"]
     if grows is not None:
         before = format_bytes(memory.before_steps_bytes or 0)

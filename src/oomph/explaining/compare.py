@@ -94,13 +94,13 @@ _FIGURES: Sequence[tuple[str, _Unit, bool | None, _Read]] = (
     ("waiting for data", "ratio", True, lambda r: _most(one.data_wait_ratio for one in r.steps)),
     ("steps", "steps", None, lambda r: _most(one.num_steps for one in r.steps)),
     ("peak memory", "bytes", None, lambda r: _most(one.memory.peak_bytes for one in r.gpus)),
-    ("kernel-active, training", "ratio", None, lambda r: _mean(map(_working, r.gpus))),
+    ("kernel-active", "ratio", None, lambda r: _mean(map(_working, r.gpus))),
     ("standing still", "s", True, lambda r: _mean(map(_gaps_s, r.gpus))),
     ("start-up", "s", True, lambda r: _mean(map(_start_up_s, r.gpus))),
-    ("power of a GPU", "w", None, lambda r: _mean(one.power.mean_w for one in r.gpus)),
+    ("power per GPU", "w", None, lambda r: _mean(one.power.mean_w for one in r.gpus)),
     ("clocks held down", "ratio", True, lambda r: _most(g.power.throttled_ratio for g in r.gpus)),
-    ("CPU of the host", "cores", None, lambda r: r.host_figures.cpu_cores),
-    ("memory of the host", "bytes", None, lambda r: r.host_figures.memory_bytes),
+    ("host CPUs", "cores", None, lambda r: r.host_figures.cpu_cores),
+    ("host memory", "bytes", None, lambda r: r.host_figures.memory_bytes),
     ("lasted", "s", None, lambda r: r.lasted_s),
 )
 

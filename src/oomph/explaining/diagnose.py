@@ -47,6 +47,7 @@ _CAUSES: Sequence[Rule] = (
 )
 _WITHOUT_CAUSE: Sequence[Rule] = (unexplained, busy)  # what is said where none of them spoke
 _BESIDE: Sequence[Rule] = (throttled, phases)
+_WORTH = ("shared-gpu", "too-short")  # told before what they make doubtful
 _MOST_MARKS = 200  # events that a report repeats
 
 
@@ -99,7 +100,7 @@ def _of_gpus(
         for one in used
     ]
     found = [finding for case in cases for finding in _of_one(case)]
-    yield from together(found)
+    yield from together(sorted(found, key=lambda finding: finding.kind not in _WORTH))
     seen = [case.gpu for case in cases if too_short(case) is None]
     differing = imbalance(seen, steps) if seen else None
     if differing:

@@ -32,10 +32,12 @@ def shared_gpu(case: Case) -> Finding | None:
     if not case.is_shared:
         return None
     how_long = format_ratio(case.gpu.shared_ratio or 0.0)
+    most = case.gpu.most_others or 0
+    who = "a process" if most == 1 else f"up to {most} processes"
     return Finding(
         kind="shared-gpu",
         sentence=f"the GPU was shared for {how_long} of the time: its figures mix jobs",
-        evidence=(f"up to {case.gpu.most_others} processes of others were on it",),
+        evidence=(f"{who} of others at a time",),
         confidence="measured",
         advice=("choose a GPU that nobody uses: oomph gpus --free", "or wait until this one is"),
         gpus=(case.gpu.gpu,),

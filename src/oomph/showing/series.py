@@ -1,0 +1,151 @@
+"""Spans -> series to draw: few enough points, and nothing that stood out is lost.
+
+Each point has the lowest, the mean and the highest of its bucket of time. Where nothing was seen
+for a while stands a point without values, so that no line is drawn across.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from oomph.records.run import GpuSpan, Run, StepSpan
+
+MOST_POINTS = 2000
+_APART_S = 1.5  # spans further apart than this have something unseen between them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A stretch of time with its values, or a bucket of several."""
+
+    began_s: float
+    ended_s: float
+    low: float | None
+    mean: float | None
+    high: float | None
+
+    @property
+    def at_s(self) -> float:
+        return (self.began_s + self.ended_s) / 2
+
+
+def decimated(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """At most `most` points, by buckets of equal time; `points` are by time."""
+    if not points:
+        return []
+    most_buckets = max(most // 2, 1)  # each may have a break behind it
+    if len(points) <= most_buckets:
+        return list(_with_breaks(points))
+    first_s, last_s = points[0].at_s, points[-1].at_s
+    width_s = (last_s - first_s) / most_buckets or 1.0
+    buckets = groupby(points, lambda p: min(int((p.at_s - first_s) / width_s), most_buckets - 1))
+    return list(_with_breaks([_joined(list(inside)) for _, inside in buckets]))
+
+
+def memory_of(run: Run, gpu: int) -> list[Point]:
+    """Bytes in use on a GPU, by everybody."""
+    return [_memory(span) for span in _spans(run, gpu) if span.used_bytes is not None]
+
+
+def busy_of(run: Run, gpu: int) -> list[Point]:
+    """Kernel-active time of a GPU."""
+    return [
+        _point(span, span.least_busy_ratio, span.busy_ratio, span.most_busy_ratio)
+        for span in _spans(run, gpu)
+        if span.busy_ratio is not None
+    ]
+
+
+def power_of(run: Run, gpu: int) -> list[Point]:
+    """Watts of a GPU."""
+    spans = (span for span in _spans(run, gpu) if span.power_w is not None)
+    return [_point(span, span.power_w, span.power_w, span.power_w) for span in spans]
+
+
+def cpu_of(run: Run) -> list[Point]:
+    """Cores that the run's processes keep busy."""
+    spans = sorted((s for s in run.host_spans if s.cpu_cores is not None), key=lambda s: s.began_s)
+    return [_point(span, span.cpu_cores, span.cpu_cores, span.cpu_cores) for span in spans]
+
+
+def steps_of(run: Run, rank: int) -> list[Point]:
+    """Seconds of a step."""
+    return [_point(s, s.step_s, s.step_s, s.longest_step_s) for s in _steps(run, rank)]
+
+
+def waits_of(run: Run, rank: int) -> list[Point]:
+    """Seconds of a step that went by waiting for data."""
+    known = (span for span in _steps(run, rank) if span.data_wait_s is not None)
+    waits = ((span, (span.data_wait_s or 0.0) / span.num_steps) for span in known)
+    return [_point(span, wait, wait, wait) for span, wait in waits]
+
+
+def columns(points: Sequence[Point], end_s: float, width: int) -> list[float | None]:
+    """The highest of each of `width` equal parts of the run; None where nothing was seen."""
+    found: list[float | None] = [None] * width
+    for point in points:
+        if point.high is None or end_s <= 0:
+            continue
+        first = min(int(min(point.began_s / end_s, 1.0) * width), width - 1)
+        last = math.ceil(min(point.ended_s / end_s, 1.0) * width)  # exclusive
+        for place in range(first, max(last, first + 1)):
+            found[place] = max(found[place] or 0.0, point.high)
+    return found
+
+
+def as_means(points: Iterable[Point]) -> list[Point]:
+    """The same with the mean alone: for what a sparkline shows of a busy GPU."""
+    return [_point(point, point.mean, point.mean, point.mean) for point in points]
+
+
+def _spans(run: Run, gpu: int) -> list[GpuSpan]:
+    return sorted((s for s in run.gpu_spans if s.gpu == gpu), key=lambda span: span.began_s)
+
+
+def _steps(run: Run, rank: int) -> list[StepSpan]:
+    own = (span for span in run.step_spans if span.rank == rank and span.num_steps > 0)
+    return sorted(own, key=lambda span: span.began_s)
+
+
+def _memory(span: GpuSpan) -> Point:
+    return _point(span, span.used_bytes, span.used_bytes, span.most_used_bytes)
+
+
+def _point(span: object, low: float | None, mean: float | None, high: float | None) -> Point:
+    began_s, ended_s = span.began_s, span.ended_s  # type: ignore[attr-defined] # any span has them
+    known = [value for value in (low, mean, high) if value is not None]
+    return Point(
+        began_s=began_s,
+        ended_s=ended_s,
+        low=min(known, default=None),
+        mean=mean,
+        high=max(known, default=None),
+    )
+
+
+def _joined(points: Sequence[Point]) -> Point:
+    """One point for all of a bucket."""
+    lasted_s = sum(point.ended_s - point.began_s for point in points)
+    weights = [(point.ended_s - point.began_s) if lasted_s > 0 else 1.0 for point in points]
+    total = sum((point.mean or 0.0) * weight for point, weight in zip(points, weights, strict=True))
+    return Point(
+        began_s=points[0].began_s,
+        ended_s=points[-1].ended_s,
+        low=min((point.low for point in points if point.low is not None), default=None),
+        mean=total / sum(weights),
+        high=max((point.high for point in points if point.high is not None), default=None),
+    )
+
+
+def _with_breaks(points: Sequence[Point]) -> Iterator[Point]:
+    before: Point | None = None
+    for point in points:
+        if before and point.began_s - before.ended_s > _APART_S:
+            yield Point(
+                began_s=before.ended_s, ended_s=point.began_s, low=None, mean=None, high=None
+            )
+        yield point
+        before = point
