@@ -40,6 +40,20 @@ def test_out_of_gpu_memory_as_the_script_says_it_is_measured() -> None:
     assert first(told).evidence[0] == "tried to allocate 2 GiB"
 
 
+def test_what_was_only_likely_stays_only_likely() -> None:
+    guess = (event(60, "warning", "probably out of GPU memory: 79 GiB of 80 GiB were taken"),)
+    found = first(replace(ended(out_of_memory="gpu"), events=guess))
+    assert (found.sentence, found.confidence) == (
+        "probably out of GPU memory after 1 min",
+        "inferred",
+    )
+    assert found.evidence[0] == guess[0].text
+    killed = ended(exit_code=137, signal="SIGKILL", out_of_memory="host")
+    assert first(killed).confidence == "measured"
+    guess = (event(60, "warning", "probably killed by the kernel"),)
+    assert first(replace(killed, events=guess)).confidence == "inferred"
+
+
 def test_out_of_memory_and_gone_on_is_told_apart() -> None:
     events = (event(9, "out-of-memory"), event(19, "out-of-memory"))
     run = run_of(spans((60, 0.95)), events=events)

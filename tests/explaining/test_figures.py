@@ -91,6 +91,13 @@ def test_a_phase_lasts_until_the_next_of_its_rank() -> None:
     ]
 
 
+def test_the_end_of_an_epoch_is_a_mark_and_begins_no_phase() -> None:
+    events = [event(1, "phase", "training"), event(9, "phase", "epoch 1 ended")]
+    report = diagnose(run_of(spans((20, 0.9)), events=events))
+    assert [(phase.name, phase.ended_s) for phase in report.phases] == [("training", 20.0)]
+    assert [mark.text for mark in report.marks] == ["epoch 1 ended"]
+
+
 def test_the_host_is_told_by_its_most_and_its_mean() -> None:
     figures = diagnose(run_of(spans((60, 0.9)), host_spans=[host(2.0), host(4.0)])).host_figures
     assert (figures.cpu_cores, figures.num_cpus, figures.memory_bytes) == (3.0, 8, 8 * GIB)

@@ -14,6 +14,7 @@ from oomph.showing.series import (
     decimated,
     memory_of,
     power_of,
+    spans_of,
     steps_of,
     waits_of,
 )
@@ -68,7 +69,7 @@ def test_where_nothing_was_seen_the_line_is_broken() -> None:
 
 def test_merged_spans_leave_no_break_between_them() -> None:
     long = [span(10.0 * i, 0.5, ended_s=10.0 * i + 10) for i in range(400)]
-    drawn = decimated(busy_of(run_of(long), 0), 100)
+    drawn = decimated(busy_of(spans_of(run_of(long), 0)), 100)
     assert all(point.mean == 0.5 for point in drawn)
 
 
@@ -79,12 +80,12 @@ def test_each_series_is_of_what_it_says() -> None:
         host_spans=[host(3.0)],
         step_spans=[steps(0.25, step_s=0.4)],
     )
-    busy = busy_of(run, 0)[0]
+    busy = busy_of(spans_of(run, 0))[0]
     assert (busy.low, busy.mean, busy.high) == (0.1, 0.5, 0.9)
-    assert [point.mean for point in busy_of(run, 1)] == [0.7]
-    memory = memory_of(run, 0)[0]
+    assert [point.mean for point in busy_of(spans_of(run, 1))] == [0.7]
+    memory = memory_of(spans_of(run, 0))[0]
     assert (memory.mean, memory.high) == (60 * GIB, 70 * GIB)
-    assert power_of(run, 0)[0].mean == 300.0
+    assert power_of(spans_of(run, 0))[0].mean == 300.0
     assert cpu_of(run)[0].mean == 3.0
     assert (steps_of(run, 0)[0].mean, steps_of(run, 0)[0].high) == (0.4, 0.8)
     assert waits_of(run, 0)[0].mean == 0.1
@@ -93,7 +94,12 @@ def test_each_series_is_of_what_it_says() -> None:
 
 def test_what_nobody_read_is_not_drawn() -> None:
     run = run_of(spans((2, None), used_bytes=None, power_w=None), host_spans=[host(None, None)])
-    assert (busy_of(run, 0), memory_of(run, 0), power_of(run, 0), cpu_of(run)) == ([], [], [], [])
+    assert (
+        busy_of(spans_of(run, 0)),
+        memory_of(spans_of(run, 0)),
+        power_of(spans_of(run, 0)),
+        cpu_of(run),
+    ) == ([], [], [], [])
 
 
 def test_columns_hold_the_highest_and_know_what_was_not_seen() -> None:

@@ -76,4 +76,4 @@ def active(case: Case) -> str:
     """How busy it was, with the words that must stand beside it."""
     ratio = format_ratio(case.working_ratio or 0.0)
     polled = case.busy is not None and case.busy.source == "polled"
-    return f"kernel-active {ratio} of the time while training{', as polled' if polled else ''}"
+    return f"kernel-active {ratio} of the time while it worked{', as polled' if polled else ''}"

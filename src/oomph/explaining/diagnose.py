@@ -11,6 +11,7 @@ from oomph.explaining.ending import out_of_memory
 from oomph.explaining.figures import (
     gpu_figures,
     host_figures,
+    is_phase,
     lasted_s,
     phases_of,
     step_figures,
@@ -60,7 +61,7 @@ def diagnose(run: Run) -> Report:
     findings = [first, *_lost(run), *_of_gpus(run, used, steps, host)]
     if first.kind in ("no-out-of-memory", "not-ended") and not _seen_too_little(findings):
         findings += [found for found in [head_room(used)] if found]
-    told = [event for event in run.events if event.kind != "phase"]
+    told = [event for event in run.events if not is_phase(event)]
     return Report(
         run=run.id,
         command=run.command,

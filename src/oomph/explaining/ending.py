@@ -23,10 +23,10 @@ def out_of_memory(run: Run, gpus: Sequence[GpuFigures]) -> Finding:
     if ending is None:
         return _not_ended(run, gpus, told)
     if ending.out_of_memory == "host":
-        return _of_host(ending, run)
+        return _of_host(ending, run, _guesses(run))
     has_failed = ending.exit_code not in (0, None) or ending.signal is not None
     if ending.out_of_memory == "gpu" or (told and has_failed):
-        return _of_gpu(ending, gpus, told)
+        return _of_gpu(ending, gpus, told, _guesses(run))
     if told:
         return _went_on(gpus, told)
     if ending.signal == "SIGKILL":
@@ -54,12 +54,23 @@ def _share(gpu: GpuFigures) -> float | None:
     return None if peak is None or not total else peak / total
 
 
-def _of_gpu(ending: Ending, gpus: Sequence[GpuFigures], told: Sequence[Event]) -> Finding:
+def _guesses(run: Run) -> tuple[str, ...]:
+    """What was only likely when it ended, as whoever watched it has said."""
+    return tuple(
+        event.text
+        for event in run.events
+        if event.kind == "warning" and event.text.startswith("probably ")
+    )
+
+
+def _of_gpu(
+    ending: Ending, gpus: Sequence[GpuFigures], told: Sequence[Event], guesses: Sequence[str]
+) -> Finding:
     at = f" after {format_duration(told[0].at_s if told else ending.at_s)}"
-    said = tuple(event.text for event in told[:1])
+    said = tuple(event.text for event in told[:1]) or tuple(guesses)
     return Finding(
         kind="out-of-memory",
-        sentence=f"out of GPU memory{at}",
+        sentence=f"{'' if told else 'probably '}out of GPU memory{at}",
         evidence=(*said, *fullness(gpus)),
         confidence="measured" if told else "inferred",
         advice=(_PLAN, "or let oomph.Stepper split the batch when it happens"),
@@ -67,15 +78,15 @@ def _of_gpu(ending: Ending, gpus: Sequence[GpuFigures], told: Sequence[Event]) -
     )
 
 
-def _of_host(ending: Ending, run: Run) -> Finding:
+def _of_host(ending: Ending, run: Run, guesses: Sequence[str]) -> Finding:
     most = max((span.memory_bytes or 0 for span in run.host_spans), default=0)
     held = (f"its processes held up to {format_bytes(most)}",) if most else ()
     return Finding(
         kind="out-of-memory",
         sentence=f"out of the host's memory after {format_duration(ending.at_s)}: the kernel"
         " killed it",
-        evidence=held,
-        confidence="measured",
+        evidence=(*guesses, *held),
+        confidence="inferred" if guesses else "measured",
         advice=("fewer loader workers or a smaller prefetch_factor", "more memory for the job"),
     )
 

@@ -18,7 +18,7 @@ from oomph.records.report import (
     PowerFigures,
     StepFigures,
 )
-from oomph.records.run import GpuSpan, HostSpan, Peak, Run, StepSpan
+from oomph.records.run import Event, GpuSpan, HostSpan, Peak, Run, StepSpan
 
 # Memory has no buffer in the driver: it is looked at five times a second.
 _LOOKS_APART_MS = 200
@@ -29,10 +29,15 @@ def lasted_s(run: Run) -> float:
     return max(run.ending.at_s if run.ending else run.last_seen_s, 0.0)
 
 
+def is_phase(event: Event) -> bool:
+    """The end of an epoch is told as a phase, too, but nothing lasts from there on."""
+    return event.kind == "phase" and not event.text.endswith(" ended")
+
+
 def phases_of(run: Run) -> tuple[Phase, ...]:
     """Each lasts until the next one of the same rank."""
     end_s = lasted_s(run)
-    told = sorted((e for e in run.events if e.kind == "phase"), key=lambda event: event.at_s)
+    told = sorted((e for e in run.events if is_phase(e)), key=lambda event: event.at_s)
     found = []
     for place, event in enumerate(told):
         later = (other.at_s for other in told[place + 1 :] if other.rank == event.rank)

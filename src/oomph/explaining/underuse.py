@@ -120,10 +120,11 @@ def unexplained(case: Case) -> Finding | None:
     if case.working_ratio is None or case.is_high:
         return None
     known = case.waits_ratio is not None
+    beside = (_pauses(case), _saturated(case.host))
     return Finding(
         kind="unexplained",
         sentence="the GPU was not busy all the time, and what was measured does not say why",
-        evidence=(active(case),),
+        evidence=(active(case), *filter(None, beside)),
         confidence="measured",
         advice=("look at one step with torch.profiler",)
         if known

@@ -10,7 +10,7 @@ from oomph.records.run import Run
 from oomph.showing import report_words as words
 from oomph.showing.columns import Column, fitting, lines
 from oomph.showing.safe import printable
-from oomph.showing.series import as_means, busy_of, columns, memory_of
+from oomph.showing.series import as_means, busy_of, columns, memory_of, spans_of
 from oomph.showing.terminal import draws_blocks, new_console, print_line, print_prose, text_of
 from oomph.units import format_duration, format_ratio
 
@@ -35,9 +35,9 @@ _MOST_EVENTS = 12
 _BRANDS = ("NVIDIA ", "GeForce ")
 
 
-def print_report(report: Report, run: Run | None = None) -> None:
+def print_report(report: Report, run: Run | None = None, *, to_stderr: bool = False) -> None:
     """The whole report on the terminal; with the run, memory and kernel-active time are drawn."""
-    console = new_console()
+    console = new_console(to_stderr=to_stderr)
     print_prose(console, words.title(report), "bold")
     print_prose(console, words.circumstances(report), "dim")
     console.print()
@@ -114,8 +114,9 @@ def _print_sparklines(console: Console, report: Report, run: Run) -> None:
     for one in report.gpus[:_MOST_GPUS]:
         label = f"GPU {one.index} ".ljust(label_width)
         total = float(one.memory.total_bytes or one.memory.seen_bytes or 1)
-        memory = columns(memory_of(run, one.gpu), report.lasted_s, width)
-        busy = columns(as_means(busy_of(run, one.gpu)), report.lasted_s, width)
+        spans = spans_of(run, one.gpu)
+        memory = columns(memory_of(spans), report.lasted_s, width)
+        busy = columns(as_means(busy_of(spans)), report.lasted_s, width)
         _print_sparkline(console, f"{label}memory        ", memory, total, "green")
         _print_sparkline(console, f"{label}kernel-active ", busy, 1.0, "magenta")
     if len(report.gpus) > _MOST_GPUS:

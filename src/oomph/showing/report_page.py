@@ -18,6 +18,7 @@ from oomph.showing.series import (
     decimated,
     memory_of,
     power_of,
+    spans_of,
     steps_of,
     waits_of,
 )
@@ -57,6 +58,7 @@ def _words(report: Report) -> dict[str, Any]:
 
 
 def _gpu(run: Run, one: GpuFigures) -> dict[str, Any]:
+    spans = spans_of(run, one.gpu)
     return {
         "peak": words.peak(one),
         "peak_note": words.peak_note(one),
@@ -64,9 +66,9 @@ def _gpu(run: Run, one: GpuFigures) -> dict[str, Any]:
         "busy_note": words.busy_note(one),
         "power": words.power(one),
         "idle": words.idle(one),
-        "memory_series": _drawable(memory_of(run, one.gpu)),
-        "busy_series": _drawable(busy_of(run, one.gpu)),
-        "power_series": _drawable(power_of(run, one.gpu)),
+        "memory_series": _drawable(memory_of(spans)),
+        "busy_series": _drawable(busy_of(spans)),
+        "power_series": _drawable(power_of(spans)),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 
-from oomph.records.report import Finding, GpuFigures, HostFigures, Report, StepFigures
+from oomph.records.report import Finding, GpuFigures, HostFigures, Report, Spread, StepFigures
 from oomph.units import format_bytes, format_duration, format_ratio
 
 SOURCES = {"torch": "torch, exact", "accounting": "driver, exact", "polled": "polled"}
@@ -79,11 +79,10 @@ def peak_note(gpu: GpuFigures) -> str:
 
 
 def busy(gpu: GpuFigures) -> str:
-    """ "63% (10% of the time below 20%, half below 70%, ...)" in few words."""
+    """Its mean while the run worked; of one that never did, of the whole run."""
     if gpu.busy is None:
         return "unknown"
-    one = gpu.busy.working or gpu.busy.whole
-    return format_ratio(one.mean)
+    return format_ratio((gpu.busy.working or gpu.busy.whole).mean)
 
 
 def busy_note(gpu: GpuFigures) -> str:
@@ -92,18 +91,16 @@ def busy_note(gpu: GpuFigures) -> str:
         return "nobody could read it"
     told = []
     if gpu.busy.working:
-        told.append(f"while training {_spread(gpu.busy.working)}")
+        told.append(f"while it worked {_spread(gpu.busy.working)}")
     told.append(f"over the whole run {_spread(gpu.busy.whole)}")
     if gpu.busy.source == "polled":
         told.append("polled: short bursts can be missed")
     return "; ".join(told)
 
 
-def _spread(spread: object) -> str:
-    mean, p10, p50, p90 = (
-        format_ratio(getattr(spread, name)) for name in ("mean", "p10", "p50", "p90")
-    )
-    return f"{mean} (p10 {p10}, median {p50}, p90 {p90})"
+def _spread(one: Spread) -> str:
+    p10, p50, p90 = map(format_ratio, (one.p10, one.p50, one.p90))
+    return f"{format_ratio(one.mean)} (p10 {p10}, median {p50}, p90 {p90})"
 
 
 def power(gpu: GpuFigures) -> str:
@@ -144,7 +141,7 @@ def host(one: HostFigures) -> str:
     if one.memory_bytes is not None:
         parts.append(f"up to {format_bytes(one.memory_bytes)}")
     if one.num_processes is not None:
-        parts.append(f"up to {one.num_processes} processes")
+        parts.append(f"up to {one.num_processes} process{'es' * (one.num_processes != 1)}")
     return ", ".join(parts)
 
 

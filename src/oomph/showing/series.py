@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
-from oomph.records.run import GpuSpan, Run, StepSpan
+from oomph.records.run import GpuSpan, HostSpan, Run, StepSpan
 
 MOST_POINTS = 2000
 _APART_S = 1.5  # spans further apart than this have something unseen between them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A stretch of time with its values, or a bucket of several."""
+class Point(NamedTuple):
+    """A stretch of time with its values, or a bucket of several. A long run has a million."""
 
     began_s: float
     ended_s: float
@@ -45,24 +44,33 @@ def decimated(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     return list(_with_breaks([_joined(list(inside)) for _, inside in buckets]))
 
 
-def memory_of(run: Run, gpu: int) -> list[Point]:
+def spans_of(run: Run, gpu: int) -> list[GpuSpan]:
+    """Those of one GPU, by time."""
+    return sorted((s for s in run.gpu_spans if s.gpu == gpu), key=lambda span: span.began_s)
+
+
+def memory_of(spans: Sequence[GpuSpan]) -> list[Point]:
     """Bytes in use on a GPU, by everybody."""
-    return [_memory(span) for span in _spans(run, gpu) if span.used_bytes is not None]
+    return [
+        _point(span, span.used_bytes, span.used_bytes, span.most_used_bytes)
+        for span in spans
+        if span.used_bytes is not None
+    ]
 
 
-def busy_of(run: Run, gpu: int) -> list[Point]:
+def busy_of(spans: Sequence[GpuSpan]) -> list[Point]:
     """Kernel-active time of a GPU."""
     return [
         _point(span, span.least_busy_ratio, span.busy_ratio, span.most_busy_ratio)
-        for span in _spans(run, gpu)
+        for span in spans
         if span.busy_ratio is not None
     ]
 
 
-def power_of(run: Run, gpu: int) -> list[Point]:
+def power_of(spans: Sequence[GpuSpan]) -> list[Point]:
     """Watts of a GPU."""
-    spans = (span for span in _spans(run, gpu) if span.power_w is not None)
-    return [_point(span, span.power_w, span.power_w, span.power_w) for span in spans]
+    known = (span for span in spans if span.power_w is not None)
+    return [_point(span, span.power_w, span.power_w, span.power_w) for span in known]
 
 
 def cpu_of(run: Run) -> list[Point]:
@@ -101,29 +109,22 @@ def as_means(points: Iterable[Point]) -> list[Point]:
     return [_point(point, point.mean, point.mean, point.mean) for point in points]
 
 
-def _spans(run: Run, gpu: int) -> list[GpuSpan]:
-    return sorted((s for s in run.gpu_spans if s.gpu == gpu), key=lambda span: span.began_s)
-
-
 def _steps(run: Run, rank: int) -> list[StepSpan]:
     own = (span for span in run.step_spans if span.rank == rank and span.num_steps > 0)
     return sorted(own, key=lambda span: span.began_s)
 
 
-def _memory(span: GpuSpan) -> Point:
-    return _point(span, span.used_bytes, span.used_bytes, span.most_used_bytes)
-
-
-def _point(span: object, low: float | None, mean: float | None, high: float | None) -> Point:
-    began_s, ended_s = span.began_s, span.ended_s  # type: ignore[attr-defined] # any span has them
-    known = [value for value in (low, mean, high) if value is not None]
-    return Point(
-        began_s=began_s,
-        ended_s=ended_s,
-        low=min(known, default=None),
-        mean=mean,
-        high=max(known, default=None),
-    )
+def _point(
+    span: GpuSpan | HostSpan | StepSpan | Point,
+    low: float | None,
+    mean: float | None,
+    high: float | None,
+) -> Point:
+    """With ends that hold the mean between them, also where one of them is not known."""
+    if mean is not None:
+        low = mean if low is None or low > mean else low
+        high = mean if high is None or high < mean else high
+    return Point(began_s=span.began_s, ended_s=span.ended_s, low=low, mean=mean, high=high)
 
 
 def _joined(points: Sequence[Point]) -> Point:
