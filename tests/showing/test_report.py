@@ -43,7 +43,7 @@ def test_out_of_memory_or_not_stands_first_then_the_causes(
 
 def test_figures_come_with_their_source(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(sample(), capsys)
-    assert re.search(r"43\.0 GiB of 80\.0 GiB \(54%\) +torch, exact", text)
+    assert re.search(r"40\.0 GiB of 80\.0 GiB \(50%\) +torch, exact", text)
     assert "kernel-active time: while it worked 47% (p10" in text
     assert "38.4 samples a second, waits for data 40% of the time" in text
     assert "6.1 of 8 CPUs busy" in text

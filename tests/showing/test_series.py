@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from explaining.runs import gpu, host, run_of, span, spans, steps
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 from oomph.showing.series import (
     Point,
     busy_of,
-    columns,
     cpu_of,
     decimated,
+    highest_columns,
+    mean_columns,
     memory_of,
     power_of,
     spans_of,
@@ -102,7 +104,20 @@ def test_what_nobody_read_is_not_drawn() -> None:
     ) == ([], [], [], [])
 
 
-def test_columns_hold_the_highest_and_know_what_was_not_seen() -> None:
-    assert columns(points(1, 5, 2, 3), 4.0, 2) == [5, 3]
-    assert columns(points(1), 4.0, 4)[3] is None
-    assert columns(points(1), 0.0, 2) == [None, None]
+def test_columns_hold_the_highest_or_the_mean_and_know_what_was_not_seen() -> None:
+    four = points(1, 5, 2, 3)
+    assert highest_columns(four, 4.0, 2) == [5, 3]
+    assert mean_columns(four, 4.0, 2) == [3, 2.5]
+    assert highest_columns(points(1), 4.0, 4) == mean_columns(points(1), 4.0, 4)
+    assert mean_columns(points(1), 4.0, 4) == [1, None, None, None]
+    assert mean_columns(points(1), 0.0, 2) == [None, None]
+
+
+def test_a_point_counts_in_a_column_by_how_much_of_it_lies_there() -> None:
+    assert mean_columns(points(0, 3, 3), 3.0, 2) == pytest.approx([1.0, 3.0])
+
+
+def test_a_point_of_no_length_is_seen_where_nothing_else_is() -> None:
+    instant = Point(began_s=2.0, ended_s=2.0, low=7.0, mean=7.0, high=7.0)
+    assert mean_columns([instant], 4.0, 2) == pytest.approx([None, 7.0])
+    assert highest_columns([instant], 2.0, 2)[1] == 7.0

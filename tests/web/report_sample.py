@@ -145,8 +145,8 @@ def sample(command: Sequence[str] = COMMAND, *, num_gpus: int = 2, lasted_s: int
                 gpu=rank,
                 rank=rank,
                 pid=4100 + rank,
-                allocated_bytes=40 * GIB,
-                used_bytes=(43 + rank) * GIB,
+                allocated_bytes=37 * GIB,
+                used_bytes=(40 + rank) * GIB,
                 before_steps_bytes=21 * GIB,
             )
             for rank in ranks

@@ -33,7 +33,7 @@ def shared_gpu(case: Case) -> Finding | None:
         return None
     how_long = format_ratio(case.gpu.shared_ratio or 0.0)
     most = case.gpu.most_others or 0
-    who = "a process" if most == 1 else f"up to {most} processes"
+    who = "one process" if most == 1 else f"up to {most} processes"
     return Finding(
         kind="shared-gpu",
         sentence=f"the GPU was shared for {how_long} of the time: its figures mix jobs",

@@ -10,7 +10,7 @@ from oomph.records.run import Run
 from oomph.showing import report_words as words
 from oomph.showing.columns import Column, fitting, lines
 from oomph.showing.safe import printable
-from oomph.showing.series import as_means, busy_of, columns, memory_of, spans_of
+from oomph.showing.series import busy_of, highest_columns, mean_columns, memory_of, spans_of
 from oomph.showing.terminal import draws_blocks, new_console, print_line, print_prose, text_of
 from oomph.units import format_duration, format_ratio
 
@@ -115,8 +115,8 @@ def _print_sparklines(console: Console, report: Report, run: Run) -> None:
         label = f"GPU {one.index} ".ljust(label_width)
         total = float(one.memory.total_bytes or one.memory.seen_bytes or 1)
         spans = spans_of(run, one.gpu)
-        memory = columns(memory_of(spans), report.lasted_s, width)
-        busy = columns(as_means(busy_of(spans)), report.lasted_s, width)
+        memory = highest_columns(memory_of(spans), report.lasted_s, width)
+        busy = mean_columns(busy_of(spans), report.lasted_s, width)
         _print_sparkline(console, f"{label}memory        ", memory, total, "green")
         _print_sparkline(console, f"{label}kernel-active ", busy, 1.0, "magenta")
     if len(report.gpus) > _MOST_GPUS:

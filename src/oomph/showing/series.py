@@ -7,13 +7,14 @@ for a while stands a point without values, so that no line is drawn across.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from oomph.records.run import GpuSpan, HostSpan, Run, StepSpan
 
 MOST_POINTS = 2000
+_INSTANT = 1e-9  # what lasts no time still counts where nothing else does
 _APART_S = 1.5  # spans further apart than this have something unseen between them
 
 
@@ -91,22 +92,36 @@ def waits_of(run: Run, rank: int) -> list[Point]:
     return [_point(span, wait, wait, wait) for span, wait in waits]
 
 
-def columns(points: Sequence[Point], end_s: float, width: int) -> list[float | None]:
-    """The highest of each of `width` equal parts of the run; None where nothing was seen."""
-    found: list[float | None] = [None] * width
-    for point in points:
-        if point.high is None or end_s <= 0:
-            continue
-        first = min(int(min(point.began_s / end_s, 1.0) * width), width - 1)
-        last = math.ceil(min(point.ended_s / end_s, 1.0) * width)  # exclusive
-        for place in range(first, max(last, first + 1)):
-            found[place] = max(found[place] or 0.0, point.high)
+def highest_columns(points: Sequence[Point], end_s: float, width: int) -> list[float | None]:
+    """The highest in each of `width` equal parts of the run; None where nothing was seen."""
+    return [
+        max((point.high for point, _ in inside if point.high is not None), default=None)
+        for inside in _in_columns(points, end_s, width)
+    ]
+
+
+def mean_columns(points: Sequence[Point], end_s: float, width: int) -> list[float | None]:
+    """The mean over each of `width` equal parts of the run; None where nothing was seen."""
+    found: list[float | None] = []
+    for inside in _in_columns(points, end_s, width):
+        known = [(point.mean, weight) for point, weight in inside if point.mean is not None]
+        total = sum(weight for _, weight in known)
+        found.append(sum(mean * weight for mean, weight in known) / total if total else None)
     return found
 
 
-def as_means(points: Iterable[Point]) -> list[Point]:
-    """The same with the mean alone: for what a sparkline shows of a busy GPU."""
-    return [_point(point, point.mean, point.mean, point.mean) for point in points]
+def _in_columns(
+    points: Sequence[Point], end_s: float, width: int
+) -> list[list[tuple[Point, float]]]:
+    """For each part of the run the points in it, and how much of each: of it or of the part."""
+    parts: list[list[tuple[Point, float]]] = [[] for _ in range(width)]
+    for point in points if end_s > 0 else ():
+        first, last = (min(at_s / end_s, 1.0) * width for at_s in (point.began_s, point.ended_s))
+        for place in range(min(int(first), width - 1), max(math.ceil(last), int(first) + 1)):
+            if place < width:
+                share = min(last, place + 1) - max(first, place)
+                parts[place].append((point, max(share, _INSTANT)))
+    return parts
 
 
 def _steps(run: Run, rank: int) -> list[StepSpan]:
