@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from explaining.kept import keep
 from explaining.runs import peak, run_of, spans, steps
+from nvml.machine import Gpu, NvmlMachine
 
 from oomph.cli import main
 from oomph.explaining.diagnose import diagnose
@@ -109,3 +111,19 @@ def test_two_runs_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_compared_run_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "aaaa", "nothing"]) == 2
     assert "there is no run 'nothing'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["report.html", "nowhere/report.html"])
+def test_a_watched_command_ends_with_its_report_and_its_own_exit_code(
+    tmp_path: Path, place: str
+) -> None:
+    machine = NvmlMachine(tmp_path, [Gpu()])
+    page = tmp_path / place
+    command = [sys.executable, "-m", "oomph", "watch", "--html", str(page), "--", "sh", "-c"]
+    runs = {"OOMPH_RUNS": str(tmp_path / "runs")}
+    done = machine.run([*command, "echo hello; exit 3"], env=runs)
+    assert (done.returncode, done.stdout) == (3, "hello\n")
+    assert "did not run out of memory in" in done.stderr
+    assert "it failed with 3" in done.stderr
+    assert page.exists() != ("cannot be written" in done.stderr)
+    assert page.exists() == (place == "report.html")

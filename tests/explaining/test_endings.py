@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from explaining.runs import event, host, peak, run_of, spans
+from explaining.runs import event, gpu, host, peak, run_of, spans
 from oomph.explaining.diagnose import diagnose
 from oomph.records.report import Finding
 from oomph.records.run import Ending, Run
@@ -38,6 +38,17 @@ def test_out_of_gpu_memory_as_the_script_says_it_is_measured() -> None:
     assert first(told).sentence == "out of GPU memory after 42 s"
     assert first(told).confidence == "measured"
     assert first(told).evidence[0] == "tried to allocate 2 GiB"
+
+
+def test_the_gpu_that_ran_out_is_the_one_that_is_told() -> None:
+    run = replace(
+        ended(out_of_memory="gpu"),
+        gpus=(gpu(0), gpu(1)),
+        peaks=(peak(79 * GIB), peak(50 * GIB, gpu=1, rank=1)),
+        events=(event(42, "out-of-memory", "no room", gpu=1),),
+    )
+    assert first(run).gpus == (1,)
+    assert "50.0 GiB of 80.0 GiB (62%) on GPU 1" in first(run).evidence[1]
 
 
 def test_what_was_only_likely_stays_only_likely() -> None:

@@ -67,20 +67,18 @@ def _show(run: Run, options: argparse.Namespace) -> None:
     from oomph import verbs
 
     report = verbs.report(run)
-    if options.html:
-        from oomph.showing.report_page import write_report_page
-
-        write_report_page(report, run, options.html)
-    if options.quiet:
-        return
-    if options.json:
+    if options.json and not options.quiet:
         from oomph.records.stored import as_json
 
         print(as_json(report), file=sys.stderr)
-        return
-    from oomph.showing.report import print_report
+    elif not options.quiet:
+        from oomph.showing.report import print_report
 
-    print_report(report, run, to_stderr=True)
+        print_report(report, run, to_stderr=True)
+    if options.html:  # last: where it cannot be written, the report has been printed
+        from oomph.showing.report_page import write_report_page
+
+        write_report_page(report, run, options.html)
 
 
 def _probe(options: argparse.Namespace) -> Probe | None:

@@ -68,13 +68,15 @@ def _of_gpu(
 ) -> Finding:
     at = f" after {format_duration(told[0].at_s if told else ending.at_s)}"
     said = tuple(event.text for event in told[:1]) or tuple(guesses)
+    named = sorted({event.gpu for event in told if event.gpu is not None})
+    its_gpus = [one for one in gpus if one.gpu in named] or gpus
     return Finding(
         kind="out-of-memory",
         sentence=f"{'' if told else 'probably '}out of GPU memory{at}",
-        evidence=(*said, *fullness(gpus)),
+        evidence=(*said, *fullness(its_gpus)),
         confidence="measured" if told else "inferred",
         advice=(_PLAN, "or let oomph.Stepper split the batch when it happens"),
-        gpus=tuple(sorted({event.gpu for event in told if event.gpu is not None})),
+        gpus=tuple(named),
     )
 
 
