@@ -7,7 +7,9 @@ import pytest
 from explaining.runs import event, gpu, host, peak, run_of, span, spans, steps
 from oomph.explaining.diagnose import diagnose
 from oomph.explaining.figures import gpu_figures, phases_of, step_figures
+from oomph.explaining.gaps import are_rare
 from oomph.explaining.weighing import spread
+from oomph.records.report import Gap
 from oomph.units import GIB
 
 
@@ -35,6 +37,41 @@ def test_the_mean_while_working_leaves_start_up_end_and_rare_gaps_out() -> None:
     assert busy.whole.mean == pytest.approx(56 / 120)
     assert busy.start_up_s == 20.0
     assert [(gap.began_s, gap.ended_s) for gap in busy.gaps] == [(60.0, 70.0), (110.0, 120.0)]
+
+
+def gaps_of(*idle: tuple[float, float]) -> list[tuple[float, float]]:
+    """Of a GPU that stands still from and until these times, and works for 40 s on both sides."""
+    before = [span(float(t), 0.9) for t in range(40)]
+    still = [span(began_s, 0.0, ended_s=ended_s) for began_s, ended_s in idle]
+    after = [span(100.0 + t, 0.9) for t in range(40)]
+    busy = gpu_figures(run_of([*before, *still, *after]), 0).busy
+    assert busy
+    return [(gap.began_s, gap.ended_s) for gap in busy.gaps]
+
+
+def test_a_gap_has_two_seconds_and_no_hole_of_more_than_one() -> None:
+    assert gaps_of((40.0, 42.0)) == [(40.0, 42.0)]
+    assert gaps_of((40.0, 41.9)) == []
+    assert gaps_of((40.0, 41.5), (42.5, 44.0)) == [(40.0, 44.0)]
+    assert gaps_of((40.0, 41.5), (42.55, 44.0)) == []
+
+
+def test_gaps_half_a_minute_apart_are_rare() -> None:
+    three = [Gap(began_s=t, ended_s=t + 3, phase=None) for t in (0.0, 30.0, 60.0)]
+    assert are_rare(three, 90.0)
+    assert not are_rare(three, 89.0)
+    assert are_rare(three[:2], 1.0)
+
+
+def test_a_pause_says_nothing_of_a_span_that_is_longer_than_two_seconds() -> None:
+    def pausing(length_s: float) -> float | None:
+        one = span(0.0, 0.5, ended_s=length_s, least_busy_ratio=0.0)
+        busy = gpu_figures(run_of([one]), 0).busy
+        assert busy
+        return busy.pausing_ratio
+
+    assert pausing(2.0) == 1.0
+    assert pausing(2.1) is None
 
 
 def test_unknown_stays_unknown() -> None:

@@ -105,7 +105,7 @@ def test_gaps_close_to_each_other_are_a_sign_and_no_phases() -> None:
 
 
 def test_low_without_a_wait_for_data_is_launch_bound() -> None:
-    run = run_of(spans((60, 0.29)), step_spans=[steps(0.04)])
+    run = run_of(spans((60, 0.29)), step_spans=[steps(0.049)])
     assert kinds(run) == [("launch-bound", "inferred")]
     assert any("torch.compile" in line for line in the(run, "launch-bound").advice)
 
@@ -121,6 +121,25 @@ def test_low_without_a_wait_for_data_is_launch_bound() -> None:
 )
 def test_just_beside_it_is_not_launch_bound(gpu_spans: tuple[GpuSpan, ...], waits: float) -> None:
     assert kinds(run_of(gpu_spans, step_spans=[steps(waits)])) == [("unexplained", "measured")]
+
+
+@pytest.mark.parametrize(("works_s", "is_launch_bound"), [(18, False), (19, True)])
+def test_gaps_that_take_a_tenth_of_the_time_are_not_short(
+    works_s: int, is_launch_bound: bool
+) -> None:
+    run = run_of(spans(*[(works_s, 0.3), (2, 0.0)] * 15), step_spans=[steps(0.01)])
+    assert has(run, "launch-bound") is is_launch_bound
+
+
+@pytest.mark.parametrize(("pausing_s", "is_input_bound"), [(30, True), (29, False)])
+def test_pauses_in_half_of_the_seconds_are_the_way_it_trains(
+    pausing_s: int, is_input_bound: bool
+) -> None:
+    gpu_spans = [
+        span(float(t), 0.25, least_busy_ratio=0.0 if t < pausing_s else 0.2) for t in range(60)
+    ]
+    run = run_of(gpu_spans, host_spans=[host(1.0, 1.0)])
+    assert has(run, "input-bound") is is_input_bound
 
 
 # ---- phases ----------------------------------------------------------------------------------
@@ -146,6 +165,12 @@ def test_rare_long_gaps_are_phases_with_their_times_and_names() -> None:
 
 def test_a_gap_below_two_seconds_and_a_short_start_are_no_phases() -> None:
     assert not has(run_of(spans((2, 0.0), (100, 0.95), (1, 0.0), (100, 0.95))), "phases")
+
+
+@pytest.mark.parametrize(("start_up_s", "said"), [(50, True), (49, False)])
+def test_phases_are_told_from_a_twentieth_of_the_run_on(start_up_s: int, said: bool) -> None:
+    run = run_of(spans((start_up_s, 0.0), (1000 - start_up_s, 0.95)))
+    assert has(run, "phases") is said
 
 
 def test_five_percent_active_is_no_gap() -> None:
@@ -218,6 +243,7 @@ def test_clocks_held_down_are_told_with_the_reason() -> None:
     held = {"throttled_ratio": 0.06, "throttled_by": ("heat",)}
     run = run_of(spans((60, 0.95), **held))
     assert the(run, "throttled").sentence == "clocks were held down by heat for 6% of the time"
+    assert has(run_of(spans((60, 0.95), throttled_ratio=0.051)), "throttled")
     assert not has(run_of(spans((60, 0.95), throttled_ratio=0.05)), "throttled")
     assert not has(run_of(spans((60, 0.95), throttled_ratio=None)), "throttled")
 
@@ -235,6 +261,8 @@ def test_others_on_the_gpu_are_told() -> None:
     shared = [*spans((56, 0.95)), *(span(56.0 + i, 0.95, num_others=2) for i in range(4))]
     assert "up to 2 processes of others" in the(run_of(shared), "shared-gpu").evidence[0]
     assert not has(run_of([*spans((57, 0.95)), *shared[57:]]), "shared-gpu")
+    long = [span(float(t), 0.95, num_others=int(t < 51)) for t in range(1000)]
+    assert has(run_of(long), "shared-gpu")
     assert not has(run_of(spans((60, 0.95), num_others=None)), "shared-gpu")
 
 
@@ -310,6 +338,14 @@ def test_the_micro_batch_could_grow_by_what_is_left_over_what_grows() -> None:
     assert "up to about 2.7 times as large" in found.sentence
     assert found.confidence == "inferred"
     assert any("oomph plan" in line for line in found.advice)
+
+
+@pytest.mark.parametrize(
+    ("peak_gib", "said"), [(16, "more than 10 times"), (17, "about 9.1 times")]
+)
+def test_far_from_what_was_measured_the_factor_is_not_told(peak_gib: int, said: str) -> None:
+    told = peak(peak_gib * GIB, before_steps_bytes=10 * GIB)
+    assert said in the(run_of(seen(peak_gib * GIB), peaks=[told]), "head-room").sentence
 
 
 def test_where_the_fixed_part_is_unknown_there_is_no_factor() -> None:

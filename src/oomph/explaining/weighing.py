@@ -19,7 +19,7 @@ def mean(weighed: Weighed) -> float | None:
     weighed = _with_weights(weighed)
     total_s = sum(seconds for _, seconds in weighed)
     values = [value for value, _ in weighed]
-    found = sum(value * (seconds / total_s) for value, seconds in weighed)
+    found = sum(value * seconds for value, seconds in weighed) / total_s
     return min(max(found, min(values)), max(values))  # rounding must not leave the values
 
 
