@@ -31,6 +31,12 @@ def test_a_run_that_ends_well_did_not_run_out_of_memory() -> None:
     )
 
 
+def test_of_a_run_without_a_gpu_nothing_is_said_of_its_memory() -> None:
+    assert first(run_of(spans((60, 0.0)), gpus=[gpu(is_used=False)])).evidence == ()
+    unread = {"used_bytes": None, "most_used_bytes": None, "run_bytes": None}
+    assert "nobody could read" in first(run_of(spans((60, 0.9), **unread))).evidence[0]
+
+
 def test_out_of_gpu_memory_as_the_script_says_it_is_measured() -> None:
     run = ended(out_of_memory="gpu")
     assert (first(run).kind, first(run).confidence) == ("out-of-memory", "inferred")

@@ -70,6 +70,12 @@ def test_sparklines_show_when_memory_and_work_came(capsys: pytest.CaptureFixture
     assert re.fullmatch(r"▁{14,15}█{15,17} *", busy)
 
 
+def test_of_gpus_that_were_not_used_nothing_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(run_of(spans((60, 0.0)), gpus=[gpu(is_used=False)]), capsys)
+    assert "the run was not seen to use a GPU" in text
+    assert "▁" not in text
+
+
 def test_without_a_unicode_terminal_it_is_drawn_in_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))

@@ -35,8 +35,10 @@ def out_of_memory(run: Run, gpus: Sequence[GpuFigures]) -> Finding:
 
 
 def fullness(gpus: Sequence[GpuFigures]) -> tuple[str, ...]:
-    """The peak of the fullest GPU, with who says so and what that can miss."""
+    """The peak of the fullest GPU of the run, with who says so and what that can miss."""
     known = [one for one in gpus if one.memory.peak_bytes is not None]
+    if not gpus:
+        return ()
     if not known:
         return ("nobody could read how much memory it took",)
     most = max(known, key=lambda one: _share(one) or 0.0)

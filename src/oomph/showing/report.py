@@ -45,7 +45,7 @@ def print_report(report: Report, run: Run | None = None, *, to_stderr: bool = Fa
         _print_finding(console, finding, report)
     console.print()
     _print_gpus(console, report.gpus)
-    if run is not None:
+    if run is not None and any(one.is_used for one in report.gpus):
         _print_sparklines(console, report, run)
     _print_rest(console, report)
 
