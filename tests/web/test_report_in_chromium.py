@@ -75,6 +75,7 @@ def test_another_gpu_is_chosen_by_its_button(open_report: OpenReport) -> None:
     assert page.locator(".pill[aria-pressed='true']").inner_text().startswith("GPU 3, rank 1")
     assert page.locator(".tiles").inner_text() != before
     expect(page.locator(".run-charts")).to_contain_text("Time of a step, rank 1")
+    expect(page.locator(".tiles")).to_contain_text("3186 steps")  # rank 0 has made 3195
     assert min(ink(page)) > 300
 
 

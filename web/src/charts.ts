@@ -5,9 +5,7 @@ import { colours, h } from "./dom";
 import { faint, nearest } from "./points";
 import type { Gap, Mark, Phase, Series } from "./report_data";
 import { STEPS, clock } from "./report_words";
-import { type Rule, drawGaps, drawMarks, drawPhases, drawRules } from "./run_overlays";
-
-export const FONT = "system-ui, sans-serif";
+import { FONT, type Rule, drawGaps, drawMarks, drawPhases, drawRules } from "./run_overlays";
 
 export interface Line {
   name: string;

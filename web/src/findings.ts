@@ -19,10 +19,9 @@ const mark = (tone: Tone): SVGElement =>
     svg("path", { d: SHAPES[tone] }),
   );
 
-/** All but the first, which is the title of the page. */
-export function findingsOf(findings: Finding[], whose: string[]): HTMLElement[] {
-  return findings.map((finding, place) => oneOf(finding, whose[place] ?? ""));
-}
+/** Out of memory or not first, as the report has them; `whose` are their GPUs in words. */
+export const findingsOf = (findings: Finding[], whose: string[]): HTMLElement[] =>
+  findings.map((finding, place) => oneOf(finding, whose[place] ?? ""));
 
 function oneOf(finding: Finding, whose: string): HTMLElement {
   const tone = toneOf(finding.kind);

@@ -4,8 +4,9 @@ import { type RunChart, runChart } from "./charts";
 import { h } from "./dom";
 import { capital, findingsOf } from "./findings";
 import { bringIntoSight, fold, pairs, printWell, section, tile } from "./frame";
-import type { Gpu, GpuPage, ReportPage, Series } from "./report_data";
+import type { Gpu, GpuPage, Mark, ReportPage, Series } from "./report_data";
 import { duration, percent, seconds } from "./report_words";
+import type { Rule } from "./run_overlays";
 import { gib, toGib } from "./words";
 
 export function showReport(root: HTMLElement, data: ReportPage): void {
@@ -18,7 +19,7 @@ export function showReport(root: HTMLElement, data: ReportPage): void {
   let drawn: RunChart[] = [];
   const choose = (place: number): void => {
     const [gpu, page] = [report.gpus[place], data.gpus[place]];
-    tiles.replaceChildren(...tilesOf(data, page));
+    tiles.replaceChildren(...tilesOf(data, gpu, page));
     drawn = [...(gpu && page ? gpuCharts(data, gpu, page) : []), ...otherCharts(data, gpu)];
     charts.replaceChildren(...drawn.map((chart) => chart.element));
     if (!drawn.length)
@@ -31,22 +32,14 @@ export function showReport(root: HTMLElement, data: ReportPage): void {
   const pills = report.gpus.map((gpu, place) =>
     pill(gpu, data.gpus[place], place, () => choose(place)),
   );
-  const [first, ...rest] = findingsOf(report.findings, words.whose);
   root.replaceChildren(
     h(
       "main",
       {},
-      h(
-        "header",
-        {},
-        h("p", { class: "eyebrow" }, h("b", {}, "oomph report"), ` ${report.run}`),
-        h("h1", {}, title),
-        h("p", { class: "why" }, h("code", {}, report.command.join(" "))),
-        h("p", { class: "given" }, words.circumstances),
-      ),
+      headOf(data, title),
       section(
         "Findings",
-        h("ul", { class: "findings" }, first ?? null, ...rest),
+        h("ul", { class: "findings" }, ...findingsOf(report.findings, words.whose)),
       ),
       pills.length > 1 ? h("nav", { class: "pills", "aria-label": "GPUs" }, ...pills) : null,
       tiles,
@@ -69,10 +62,20 @@ export function showReport(root: HTMLElement, data: ReportPage): void {
     ),
   );
   choose(0);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw());
   const redraw = (): void => drawn.forEach((chart) => chart.redraw());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   printWell(redraw);
 }
+
+const headOf = ({ report, words }: ReportPage, title: string): HTMLElement =>
+  h(
+    "header",
+    {},
+    h("p", { class: "eyebrow" }, h("b", {}, "oomph report"), ` ${report.run}`),
+    h("h1", {}, title),
+    h("p", { class: "why" }, h("code", {}, report.command.join(" "))),
+    h("p", { class: "given" }, words.circumstances),
+  );
 
 function pill(
   gpu: Gpu,
@@ -88,8 +91,15 @@ function pill(
   );
 }
 
-function tilesOf({ words }: ReportPage, page: GpuPage | undefined): HTMLElement[] {
-  const [steps, ...more] = (words.steps[0] ?? "").split(", ");
+/** Where the steps of a GPU's rank stand; those of the first rank where it is not known. */
+const stepsOf = ({ steps }: ReportPage, gpu: Gpu | undefined): number =>
+  Math.max(
+    steps.findIndex(({ rank }) => rank === gpu?.rank),
+    0,
+  );
+
+function tilesOf(data: ReportPage, gpu: Gpu | undefined, page: GpuPage | undefined): HTMLElement[] {
+  const [steps, ...more] = (data.words.steps[stepsOf(data, gpu)] ?? "").split(", ");
   return [
     tile("Peak memory", page?.peak ?? "unknown", page?.peak_note ?? ""),
     tile("Kernel-active time", page?.busy ?? "unknown", page?.busy_note ?? ""),
@@ -113,7 +123,6 @@ function gpuCharts({ report }: ReportPage, gpu: Gpu, page: GpuPage): RunChart[] 
   const own = { gaps: gpu.busy?.gaps ?? [], lasted: report.lasted_s, phases: [], marks: [] };
   const phases = report.phases.filter(({ rank }) => rank === null || rank === (gpu.rank ?? 0));
   const marks = report.marks.filter((mark) => mark.gpu === null || mark.gpu === gpu.gpu);
-  const { total_bytes, peak_bytes } = gpu.memory;
   const found: RunChart[] = [];
   if (has(page.busy_series))
     found.push(
@@ -130,37 +139,36 @@ function gpuCharts({ report }: ReportPage, gpu: Gpu, page: GpuPage): RunChart[] 
         rules: [],
       }),
     );
-  if (has(page.memory_series))
-    found.push(
-      runChart({
-        ...own,
-        gaps: [],
-        marks,
-        title: "Memory in use",
-        note: "",
-        lines: [{ name: "used", series: inGib(page.memory_series), colour: "s-memory", filled: true }],
-        value: (size) => `${size.toFixed(1)} GiB`,
-        axis: (size) => `${size} GiB`,
-        highest: total_bytes === null ? null : toGib(total_bytes) * 1.08,
-        rules: [
-          ...(total_bytes === null
-            ? []
-            : [{ value: toGib(total_bytes), text: `all ${gib(total_bytes)} GiB`, colour: "limit" }]),
-          ...(peak_bytes === null
-            ? []
-            : [
-                {
-                  value: toGib(peak_bytes),
-                  text: `peak ${gib(peak_bytes)} GiB, ${gpu.memory.peak_source === "polled" ? "as polled" : "exact"}`,
-                  colour: "ink",
-                  dashed: true,
-                },
-              ]),
-        ],
-      }),
-    );
+  if (has(page.memory_series)) found.push(memoryChart(own.lasted, marks, gpu, page));
   if (has(page.power_series)) found.push(powerChart(own.lasted, gpu, page));
   return found;
+}
+
+function memoryChart(lasted: number, marks: Mark[], gpu: Gpu, page: GpuPage): RunChart {
+  const { total_bytes, peak_bytes, peak_source } = gpu.memory;
+  const rules: Rule[] = [];
+  if (total_bytes !== null)
+    rules.push({ value: toGib(total_bytes), text: `all ${gib(total_bytes)} GiB`, colour: "limit" });
+  if (peak_bytes !== null)
+    rules.push({
+      value: toGib(peak_bytes),
+      text: `peak ${gib(peak_bytes)} GiB, ${peak_source === "polled" ? "as polled" : "exact"}`,
+      colour: "ink",
+      dashed: true,
+    });
+  return runChart({
+    lasted,
+    marks,
+    rules,
+    gaps: [],
+    phases: [],
+    title: "Memory in use",
+    note: "",
+    lines: [{ name: "used", series: inGib(page.memory_series), colour: "s-memory", filled: true }],
+    value: (size) => `${size.toFixed(1)} GiB`,
+    axis: (size) => `${size} GiB`,
+    highest: total_bytes === null ? null : toGib(total_bytes) * 1.08,
+  });
 }
 
 function powerChart(lasted: number, gpu: Gpu, page: GpuPage): RunChart {
@@ -184,9 +192,10 @@ function powerChart(lasted: number, gpu: Gpu, page: GpuPage): RunChart {
 }
 
 /** Steps of the GPU's rank, and the CPU of the host. */
-function otherCharts({ report, steps, cpu }: ReportPage, gpu: Gpu | undefined): RunChart[] {
+function otherCharts(data: ReportPage, gpu: Gpu | undefined): RunChart[] {
+  const { report, steps, cpu } = data;
   const own = { gaps: [], marks: [], phases: [], lasted: report.lasted_s, rules: [], highest: null };
-  const told = steps.find(({ rank }) => rank === gpu?.rank) ?? steps[0];
+  const told = steps[stepsOf(data, gpu)];
   const found: RunChart[] = [];
   if (told && has(told.step_series))
     found.push(
@@ -236,7 +245,7 @@ function gapsOf(gpu: Gpu | undefined): HTMLElement[] {
   ];
 }
 
-function foldsOf({ report, words }: ReportPage): (HTMLElement | null)[] {
+function foldsOf({ report, words, steps }: ReportPage): (HTMLElement | null)[] {
   const events = report.marks.map(({ at_s, kind, text }): [string, string] => [
     duration(at_s),
     text ? `${kind}: ${text}` : kind,
@@ -249,7 +258,10 @@ function foldsOf({ report, words }: ReportPage): (HTMLElement | null)[] {
       `at ${duration(began_s)}`,
       `${name}, for ${duration(ended_s - began_s)}${rank === null ? "" : `, rank ${rank}`}`,
     ]);
-  const ranks = words.steps.map((text, place): [string, string] => [`#${place}`, text]);
+  const ranks = words.steps.map((text, place): [string, string] => [
+    `rank ${steps[place]?.rank ?? "?"}`,
+    text,
+  ]);
   return [
     events.length ? fold(`Events (${report.num_marks})`, pairs(events)) : null,
     phases.length ? fold(`Phases (${report.phases.length})`, pairs(phases)) : null,

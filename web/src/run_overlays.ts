@@ -4,7 +4,7 @@ import type uPlot from "uplot";
 import { colours } from "./dom";
 import type { Gap, Mark, Phase } from "./report_data";
 
-const FONT = "system-ui, sans-serif";
+export const FONT = "system-ui, sans-serif";
 
 /** A level that is drawn across: the GPU's memory, the peak, the power limit. */
 export interface Rule {
