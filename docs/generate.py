@@ -105,9 +105,31 @@ def verbs() -> Iterator[str]:
     yield from _VERBS
 
 
+def report() -> str:
+    """The report of the run that the tests of the page draw."""
+    import time
+
+    from web.report_sample import sample
+
+    from oomph.showing.report import print_report
+    from oomph.verbs import report as report_on
+
+    run, printed = sample(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, {"COLUMNS": "100", "TZ": "UTC"}),
+        contextlib.redirect_stdout(printed),
+    ):
+        time.tzset()
+        print_report(report_on(run), run)
+    time.tzset()
+    lines = (line.rstrip() for line in printed.getvalue().splitlines())
+    return as_console("oomph report last", "\n".join(lines))
+
+
 GENERATED: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"plan": plans, "predict": prediction, "line": the_line, "gpus": gpus_table},
     "docs/cli.md": {"help": cli_help},
+    "docs/reports.md": {"report": report},
 }
 
 

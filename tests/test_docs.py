@@ -87,6 +87,23 @@ def test_every_field_of_a_plan_is_documented() -> None:
             assert f"`{field.name}`" in documented, f"{record}.{field.name}"
 
 
+def test_every_field_and_every_finding_of_a_report_is_documented() -> None:
+    from dataclasses import fields, is_dataclass
+    from typing import get_args
+
+    from oomph.records import report
+
+    documented = (ROOT / "docs" / "reports.md").read_text()
+    records = [one for one in vars(report).values() if is_dataclass(one)]
+    assert len(records) > 10
+    for record in records:
+        for field in fields(record):
+            assert f"`{field.name}`" in documented, f"{record}.{field.name}"
+    endings = ("out-of-memory", "recovered", "not-ended")  # told in words
+    for kind in get_args(report.FindingKind):
+        assert f"`{kind}`" in documented or kind.endswith(endings), kind
+
+
 def test_the_python_of_the_readme_uses_names_that_exist() -> None:
     import oomph
 

@@ -5,7 +5,7 @@ import { createHash } from "node:crypto";
 import { mkdir, readFile, writeFile } from "node:fs/promises";
 import * as esbuild from "esbuild";
 
-const PAGES = ["plan"];
+const PAGES = ["plan", "report"];
 const OUT = new URL("../src/oomph/showing/page/", import.meta.url);
 
 async function bundled(entry) {

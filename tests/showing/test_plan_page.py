@@ -16,7 +16,7 @@ import pytest
 from web.sample import nothing_fits, sample
 
 from oomph.errors import OomphError
-from oomph.showing import plan_page
+from oomph.showing import html_page
 from oomph.showing.plan_page import write_plan_page
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path, place
 def test_a_page_that_was_not_built_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_page, "_PAGE", tmp_path / "page" / "plan.html")
+    monkeypatch.setattr(html_page, "PAGES", tmp_path / "page")
     with pytest.raises(OomphError, match="not in this installation") as error:
         write_plan_page(nothing_fits(), [], [], tmp_path / "plan.html")
     assert "No such file" in str(error.value)
@@ -104,7 +104,7 @@ def test_a_page_that_was_not_built_is_one_clear_error(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_wheel_carries_the_page(tmp_path: Path) -> None:
+def test_the_wheel_carries_the_pages(tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="hatchling is not installed: pip would download it")
     build = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
     subprocess.run(
@@ -115,5 +115,6 @@ def test_the_wheel_carries_the_page(tmp_path: Path) -> None:
         env={**os.environ, "HATCH_METADATA_CLASSIFIERS_NO_VERIFY": "1"},
     )
     (wheel,) = tmp_path.glob("*.whl")
-    packed = zipfile.ZipFile(wheel).read("oomph/showing/page/plan.html")
-    assert packed == plan_page._PAGE.read_bytes()
+    for name in ("plan.html", "report.html"):
+        packed = zipfile.ZipFile(wheel).read(f"oomph/showing/page/{name}")
+        assert packed == (html_page.PAGES / name).read_bytes()

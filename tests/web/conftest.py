@@ -1,4 +1,4 @@
-"""The page of plans, opened in the Chromium that is on this machine. None is downloaded."""
+"""The pages, opened in the Chromium that is on this machine. None is downloaded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from oomph.explaining.diagnose import diagnose
 from oomph.records.plan import Plans, Timeline
+from oomph.records.run import Run
 from oomph.showing.plan_page import write_plan_page
+from oomph.showing.report_page import write_report_page
+from web import report_sample
 from web.sample import sample
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -44,22 +48,16 @@ class Opened:
 
 
 Open = Callable[..., Page]
+OpenReport = Callable[..., Page]
+OpenFile = Callable[..., Page]
 
 
 @pytest.fixture
-def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Open a page of plans; at the end, it must have had no error and asked for nothing."""
+def open_file(browser: Browser) -> Iterator[OpenFile]:
+    """Open a page; at the end, it must have had no error and asked for nothing."""
     opened: list[Opened] = []
 
-    def enter(
-        given: tuple[Plans, list[Timeline], list[str]] | None = None,
-        *,
-        width: int = 1280,
-        address: str = "",
-        **options: Any,
-    ) -> Page:
-        path = tmp_path / "plan.html"
-        write_plan_page(*(given or sample()), path)
+    def enter(path: Path, *, width: int = 1280, address: str = "", **options: Any) -> Page:
         context = browser.new_context(viewport={"width": width, "height": 900}, **options)
         one = Opened(context.new_page())
         one.page.on("console", lambda message: one.problems.append(message.text))
@@ -74,3 +72,28 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         one.page.context.close()
         assert one.problems == []
         assert [url for url in one.requests if not url.startswith(("file://", "data:"))] == []
+
+
+@pytest.fixture
+def open_page(open_file: OpenFile, tmp_path: Path) -> Open:
+    """Open a page of plans."""
+
+    def enter(given: tuple[Plans, list[Timeline], list[str]] | None = None, **options: Any) -> Page:
+        path = tmp_path / "plan.html"
+        write_plan_page(*(given or sample()), path)
+        return open_file(path, **options)
+
+    return enter
+
+
+@pytest.fixture
+def open_report(open_file: OpenFile, tmp_path: Path) -> OpenReport:
+    """Open the page of a run's report."""
+
+    def enter(run: Run | None = None, **options: Any) -> Page:
+        path = tmp_path / "report.html"
+        run = run or report_sample.sample()
+        write_report_page(diagnose(run), run, path)
+        return open_file(path, **options)
+
+    return enter

@@ -1,7 +1,8 @@
 // The smaller parts of the page: the four axes of a plan, its code, and what else is to be known.
 
 import type { Plan, Plans } from "./data";
-import { h, svg } from "./dom";
+import { h } from "./dom";
+import { fold, pairs, section, tile } from "./frame";
 import { glyph } from "./scatter";
 import { STABILITIES, bytes, resources, room, seconds, times } from "./words";
 
@@ -33,16 +34,6 @@ export function tilesOf(plan: Plan): HTMLElement[] {
     ),
   ];
 }
-
-const tile = (name: string, value: Node | string, detail: string, warning = ""): HTMLElement =>
-  h(
-    "div",
-    { class: "tile" },
-    h("h3", {}, name),
-    h("p", { class: "value" }, value),
-    h("p", { class: "rest" }, detail),
-    warning && h("p", { class: "warning" }, warning),
-  );
 
 const retries = (plan: Plan): string =>
   plan.prediction.num_retries ? `${plan.prediction.num_retries} allocator retries a run: slow` : "";
@@ -115,10 +106,10 @@ export function listsOf(data: Plans, plan: Plan | null): HTMLElement[] {
       "div",
       { class: "two" },
       data.caveats.length
-        ? block("To be known", h("ul", {}, ...data.caveats.map((text) => h("li", {}, text))))
+        ? section("To be known", h("ul", {}, ...data.caveats.map((text) => h("li", {}, text))))
         : null,
       data.rejected.length
-        ? block("Rejected", pairs(data.rejected.map(({ what, why }) => [what, why])))
+        ? section("Rejected", pairs(data.rejected.map(({ what, why }) => [what, why])))
         : null,
     ),
     h(
@@ -138,21 +129,3 @@ export function listsOf(data: Plans, plan: Plan | null): HTMLElement[] {
 
 const signed = (size: number): string =>
   size > 0 ? bytes(size) : size < 0 ? `−${bytes(-size)}` : "0";
-
-const block = (title: string, content: HTMLElement): HTMLElement => {
-  const id = title.toLowerCase().replace(/[^a-z]+/g, "-");
-  return h("section", { "aria-labelledby": id }, h("h2", { id }, title), content);
-};
-
-const pairs = (items: [string, string][]): HTMLElement =>
-  h("dl", {}, ...items.flatMap(([what, why]) => [h("dt", {}, what), h("dd", {}, why)]));
-
-const fold = (title: string, content: HTMLElement): HTMLElement =>
-  h("details", {}, h("summary", {}, chevron(), title), content);
-
-const chevron = (): SVGElement =>
-  svg(
-    "svg",
-    { class: "chevron", viewBox: "0 0 12 12", "aria-hidden": "true" },
-    svg("path", { d: "M4 2L8 6L4 10" }),
-  );

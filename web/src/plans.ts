@@ -2,6 +2,7 @@
 
 import type { Plan, Plans, Prediction } from "./data";
 import { h, styled } from "./dom";
+import { bringIntoSight, printWell, section } from "./frame";
 import { codeOf, listsOf, tilesOf } from "./parts";
 import { scatter } from "./scatter";
 import { planTable } from "./table";
@@ -90,11 +91,6 @@ export function showPlans(root: HTMLElement, data: Plans): void {
   printWell(chart.redraw);
 }
 
-const section = (title: string, ...children: Node[]): HTMLElement => {
-  const id = title.toLowerCase().replace(/[^a-z]+/g, "-");
-  return h("section", { "aria-labelledby": id }, h("h2", { id }, title), ...children);
-};
-
 function pill(plan: Plan, place: number, onClick: () => void): HTMLButtonElement {
   const time = plan.relative_time === null ? "" : ` · ${times(plan.relative_time)}`;
   return h(
@@ -109,16 +105,6 @@ function pill(plan: Plan, place: number, onClick: () => void): HTMLButtonElement
     h("b", {}, plan.recommended ? `★ Plan ${place + 1}` : `Plan ${place + 1}`),
     h("span", {}, `${bytes(plan.prediction.device_bytes)}${time}`),
   );
-}
-
-/** Along the row only: the page itself stays where the reader has it. */
-function bringIntoSight(pill: HTMLElement | undefined): void {
-  const row = pill?.parentElement;
-  if (!pill || !row) return;
-  const air = 24;
-  if (pill.offsetLeft - air < row.scrollLeft) row.scrollLeft = pill.offsetLeft - air;
-  const end = pill.offsetLeft + pill.offsetWidth + air - row.clientWidth;
-  if (end > row.scrollLeft) row.scrollLeft = end;
 }
 
 /** What the workload is made of as it was given: all there is to show where nothing fits. */
@@ -137,22 +123,4 @@ function asGivenParts(prediction: Prediction): HTMLElement {
     ),
   );
   return section("What the peak is made of, as given", h("ul", { class: "bars" }, ...rows));
-}
-
-/** Paper is light, has no buttons, and opens nothing. */
-function printWell(redraw: () => void): void {
-  const opened: HTMLDetailsElement[] = [];
-  addEventListener("beforeprint", () => {
-    document.documentElement.dataset["paper"] = "";
-    for (const details of document.querySelectorAll<HTMLDetailsElement>("details:not([open])")) {
-      details.open = true;
-      opened.push(details);
-    }
-    redraw();
-  });
-  addEventListener("afterprint", () => {
-    delete document.documentElement.dataset["paper"];
-    for (const details of opened.splice(0)) details.open = false;
-    redraw();
-  });
 }

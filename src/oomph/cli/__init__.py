@@ -11,7 +11,18 @@ import os
 import sys
 
 from oomph import __version__
-from oomph.cli import calibrate, check, gpus, plan, predict, run, runs, watch
+from oomph.cli import (
+    calibrate,
+    check,
+    compare,
+    gpus,
+    plan,
+    predict,
+    report,
+    run,
+    runs,
+    watch,
+)
 from oomph.errors import EXIT_UNREADABLE, EXIT_USAGE, OomphError, Unreadable, UsageError
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -26,6 +37,8 @@ _VERBS = {
     "run": run,
     "watch": watch,
     "runs": runs,
+    "report": report,
+    "compare": compare,
     "gpus": gpus,
     "calibrate": calibrate,
 }

@@ -12,6 +12,7 @@ from oomph.errors import UsageError
 TYPE_CHECKING = False  # see oomph/__init__.py
 if TYPE_CHECKING:
     from oomph.records.probe import Probe
+    from oomph.records.run import Run
     from oomph.verbs.watching import Watched
 
 _MOST_DIGITS = 9
@@ -28,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--steps", type=positive, metavar="N", help="stop it after N steps")
     command.add_argument("--time", metavar="TIME", help="stop it after a time: 90s, 5m, 2h")
+    command.add_argument(
+        "--html", metavar="REPORT.HTML", help="write a page that draws the run, at its end"
+    )
     command.add_argument(
         "--quiet", action="store_true", help="say nothing at the end; oomph report last has it"
     )
@@ -48,18 +52,33 @@ def run(options: argparse.Namespace) -> int:
 
 def _report(watched: Watched, options: argparse.Namespace) -> None:
     """On standard error: standard output is the command's own."""
-    if watched.run is None or options.quiet or sys.stderr is None:
+    if watched.run is None or sys.stderr is None:
         return
-    if options.json:
+    try:
+        _show(watched.run, options)
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever is wrong here, the exit code is the command's
+        print(f"oomph: the report could not be made: {error}", file=sys.stderr)
+    sys.stderr.flush()
+
+
+def _show(run: Run, options: argparse.Namespace) -> None:
+    from oomph import verbs
+
+    report = verbs.report(run)
+    if options.json and not options.quiet:
         from oomph.records.stored import as_json
 
-        print(as_json(watched.run), file=sys.stderr)
-        return
-    from oomph.showing.run_summary import run_lines
+        print(as_json(report), file=sys.stderr)
+    elif not options.quiet:
+        from oomph.showing.report import print_report
 
-    for line in run_lines(watched.run):
-        print(f"oomph: {line}", file=sys.stderr)
-    sys.stderr.flush()
+        print_report(report, run, to_stderr=True)
+    if options.html:  # last: where it cannot be written, the report has been printed
+        from oomph.showing.report_page import write_report_page
+
+        write_report_page(report, run, options.html)
 
 
 def _probe(options: argparse.Namespace) -> Probe | None:

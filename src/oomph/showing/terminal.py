@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _NO_EDGE = 10_000  # in a file or a pipe nothing has to fit, unless COLUMNS says so
 
 
-def new_console() -> Console:
-    """A console on standard output. Colours only on a terminal, and not with NO_COLOR."""
+def new_console(*, to_stderr: bool = False) -> Console:
+    """A console on standard output, or error. Colours only on a terminal, and not with NO_COLOR."""
     from rich.console import Console
 
     class Quiet(Console):
@@ -26,8 +26,9 @@ def new_console() -> Console:
 
     columns = os.environ.get("COLUMNS", "")
     is_told = columns.isdecimal() and int(columns[:5]) > 0
-    width = None if sys.stdout.isatty() or is_told else _NO_EDGE
-    return Quiet(highlight=False, markup=False, emoji=False, width=width)
+    stream = sys.stderr if to_stderr else sys.stdout
+    width = None if stream.isatty() or is_told else _NO_EDGE
+    return Quiet(highlight=False, markup=False, emoji=False, width=width, stderr=to_stderr)
 
 
 def draws_blocks(console: Console) -> bool:

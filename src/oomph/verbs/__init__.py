@@ -17,6 +17,7 @@ from oomph.verbs.readings import (
     gpus,
     print_gpu_utilisation,
 )
+from oomph.verbs.reports import compare, report
 from oomph.verbs.watching import end_like, load_run, runs, sampler, watch
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "catalog",
     "catalog_sources",
     "check",
+    "compare",
     "emulated_gpu",
     "end_like",
     "find_gpu",
@@ -37,6 +39,7 @@ __all__ = [
     "plan",
     "predict",
     "print_gpu_utilisation",
+    "report",
     "run_emulated",
     "runs",
     "sampler",

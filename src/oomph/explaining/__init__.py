@@ -1,0 +1,1 @@
+"""Run -> Report: what happened, and why the GPU was not busy. Pure: reads and prints nothing."""

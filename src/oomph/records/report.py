@@ -1,0 +1,235 @@
+"""Report and what it is made of: what was concluded from a Run, on what evidence, and what to do.
+
+Figures are of the whole run unless their name says otherwise, and means are weighted by time: a
+span of ten seconds counts ten times as much as one of a second. `gpu` is a place in `Run.gpus`.
+Kernel-active time is the share of the time with at least one kernel running. It is no efficiency:
+one block on one multiprocessor counts like a full GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from oomph.records.run import BusySource, EventKind, PeakSource
+
+Confidence = Literal[
+    "measured",  # by a source that can see it
+    "inferred",  # from signs that usually mean it
+    "weak",  # from signs that can mean something else as well
+]
+
+FindingKind = Literal[
+    # How it ended: one of these stands first.
+    "out-of-memory",
+    "recovered",  # it ran out of memory, and went on
+    "no-out-of-memory",
+    "maybe-out-of-memory",  # it was killed, and nobody saw why
+    "not-ended",
+    # What makes the other figures worth less.
+    "too-short",
+    "no-gpu",
+    "lost-gpu",
+    "shared-gpu",
+    # Why the GPU was not used to the full.
+    "never-busy",
+    "input-bound",
+    "launch-bound",
+    "phases",
+    "narrow-kernels",
+    "memory-bound",
+    "throttled",
+    "imbalance",
+    "unexplained",  # it was not busy, and nothing that was measured says why
+    "busy",  # no under-use was seen
+    # What is left.
+    "head-room",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One conclusion."""
+
+    kind: FindingKind
+    sentence: str
+    evidence: tuple[str, ...]
+    confidence: Confidence
+    advice: tuple[str, ...] = ()
+    gpus: tuple[int, ...] = ()  # none: of the run as a whole; the evidence is of the first
+    grows_by_ratio: float | None = None  # head-room: up to so many times the micro-batch
+    unused_bytes: int | None = None  # head-room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Of a figure over time."""
+
+    mean: float
+    p10: float
+    p50: float
+    p90: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """A stretch of at least two seconds in which (almost) no kernel ran."""
+
+    began_s: float
+    ended_s: float
+    phase: str | None  # what the script was doing then, if it said so
+
+    @property
+    def lasted_s(self) -> float:
+        return self.ended_s - self.began_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A stretch of the run that has a name: "evaluation"."""
+
+    name: str
+    began_s: float
+    ended_s: float
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFigures:
+    """How full a GPU was."""
+
+    total_bytes: int | None
+    peak_bytes: int | None
+    peak_source: PeakSource | None
+    peak_misses: str | None  # what the source cannot see; None: it is exact
+    allocated_bytes: int | None  # by torch's tensors, at their most
+    before_steps_bytes: int | None  # with model and optimizer, before the first step
+    seen_bytes: int | None  # the most that polling saw of the GPU as a whole, by everybody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusyFigures:
+    """How much of the time a GPU had a kernel running."""
+
+    source: BusySource | None
+    whole: Spread  # of the whole run
+    working: Spread | None  # without start-up, the end, and long gaps; None: it never worked
+    known_s: float  # for how long it is known
+    num_samples: int  # at least so many lie behind it
+    pausing_ratio: float | None  # share of the working time in spans that hold a pause
+    start_up_s: float  # until the first kernels
+    gaps: tuple[Gap, ...]  # those after start-up
+    gaps_are_rare: bool  # phases of the run, and not the way it trains
+    coarsest_s: float  # the longest span: shorter gaps can be hidden in it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerFigures:
+    """What a GPU drew, and how it was held back."""
+
+    mean_w: float | None
+    most_w: float | None
+    limit_w: float | None
+    energy_j: float | None  # of the GPU, whoever used it
+    most_c: int | None
+    throttled_ratio: float | None  # share of the time with clocks held down
+    throttled_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFigures:
+    """One GPU over the run."""
+
+    gpu: int
+    index: int  # NVML's
+    cuda_index: int | None
+    rank: int | None  # of the process that trained on it, if it is one and has said so
+    name: str | None
+    is_used: bool
+    memory: MemoryFigures
+    busy: BusyFigures | None
+    power: PowerFigures
+    shared_ratio: float | None  # share of the time with processes of others on it
+    most_others: int | None  # processes
+    others_bytes: int | None  # the most that they held
+    sm_active_ratio: float | None  # mean while working
+    memory_active_ratio: float | None
+    received_bytes: int | None  # over PCIe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """What one rank told about its steps."""
+
+    rank: int
+    num_steps: int
+    step_s: float  # mean
+    longest_step_s: float
+    samples_per_s: float | None
+    data_wait_ratio: float | None  # share of the steps' time that was spent waiting for data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFigures:
+    """The run's processes."""
+
+    num_cpus: int | None
+    cpu_cores: float | None  # mean: CPU seconds a second
+    busiest_cpu_cores: float | None  # mean, of the busiest process
+    memory_bytes: int | None  # the most
+    num_processes: int | None  # the most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """An event of the run that the report repeats."""
+
+    at_s: float
+    kind: EventKind
+    text: str
+    gpu: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A run, concluded. `findings` has out of memory or not first, then by weight."""
+
+    run: str  # its id
+    command: tuple[str, ...]
+    host: str
+    user: str | None
+    started_at: float  # seconds since the epoch
+    lasted_s: float
+    exit_code: int | None
+    signal: str | None
+    has_ended: bool
+    findings: tuple[Finding, ...]
+    gpus: tuple[GpuFigures, ...]  # those that the run used; all that were watched if it used none
+    steps: tuple[StepFigures, ...]  # by rank
+    host_figures: HostFigures
+    phases: tuple[Phase, ...]
+    marks: tuple[Mark, ...]
+    num_marks: int  # in all: `marks` are the first of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A figure in two reports."""
+
+    what: str
+    unit: Literal["bytes", "s", "ratio", "w", "per-s", "cores", "steps"]
+    before: float | None
+    after: float | None
+    is_better: bool | None  # None: it cannot be said, or it is (nearly) the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What changed from one run to another."""
+
+    before: str  # its id
+    after: str
+    cautions: tuple[str, ...]  # what is not the same, so that figures say less
+    changes: tuple[Change, ...]
+    gone: tuple[Finding, ...]
+    new: tuple[Finding, ...]

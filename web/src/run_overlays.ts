@@ -1,0 +1,118 @@
+// What is drawn on a chart of a run beside its lines: gaps, phases, events, limits.
+
+import type uPlot from "uplot";
+import { colours } from "./dom";
+import type { Gap, Mark, Phase } from "./report_data";
+
+export const FONT = "system-ui, sans-serif";
+
+/** A level that is drawn across: the GPU's memory, the peak, the power limit. */
+export interface Rule {
+  value: number;
+  text: string;
+  colour: string; // a name of the style sheet
+  dashed?: boolean;
+}
+
+const ratio = (u: uPlot): number => u.ctx.canvas.width / u.width;
+
+/** Draws only inside the chart's frame. */
+function within(u: uPlot, above: number, draw: (px: number) => void): void {
+  const { ctx, bbox } = u;
+  const px = ratio(u);
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top - above * px, bbox.width, bbox.height + above * px);
+  ctx.clip();
+  draw(px);
+  ctx.restore();
+}
+
+/** Where the GPU stood still. */
+export function drawGaps(u: uPlot, gaps: Gap[]): void {
+  within(u, 0, (px) => {
+    u.ctx.fillStyle = colours()("gap");
+    for (const { began_s, ended_s } of gaps) {
+      const left = u.valToPos(began_s, "x", true);
+      const wide = Math.max(u.valToPos(ended_s, "x", true) - left, px);
+      u.ctx.fillRect(left, u.bbox.top, wide, u.bbox.height);
+    }
+  });
+}
+
+/** Each phase as a stretch above the chart, with its name where there is room. */
+export function drawPhases(u: uPlot, phases: Phase[]): void {
+  const names = [...new Set(phases.map(({ name }) => name))];
+  within(u, 26, (px) => {
+    const { ctx, bbox } = u;
+    ctx.font = `${12 * px}px ${FONT}`;
+    ctx.textBaseline = "middle";
+    ctx.textAlign = "center";
+    for (const { name, began_s, ended_s } of phases) {
+      const left = Math.max(u.valToPos(began_s, "x", true), bbox.left);
+      const right = Math.min(u.valToPos(ended_s, "x", true), bbox.left + bbox.width);
+      if (right <= left) continue;
+      ctx.fillStyle = colours()(`phase-${"abc"[names.indexOf(name) % 3]}`);
+      ctx.fillRect(left, bbox.top - 24 * px, Math.max(right - left - px, px), 20 * px);
+      ctx.fillStyle = colours()("ink");
+      if (ctx.measureText(name).width + 8 * px < right - left)
+        ctx.fillText(name, (left + right) / 2, bbox.top - 14 * px);
+    }
+  });
+}
+
+/** Events as upright lines with a head. */
+export function drawMarks(u: uPlot, marks: Mark[]): void {
+  within(u, 0, (px) => {
+    const { ctx, bbox } = u;
+    for (const { at_s, kind } of marks) {
+      const x = Math.round(u.valToPos(at_s, "x", true));
+      ctx.fillStyle = colours()(kind === "out-of-memory" || kind === "lost" ? "limit" : "warn");
+      ctx.fillRect(x - 0.5 * px, bbox.top, px, bbox.height);
+      ctx.beginPath();
+      ctx.moveTo(x - 4.5 * px, bbox.top);
+      ctx.lineTo(x + 4.5 * px, bbox.top);
+      ctx.lineTo(x, bbox.top + 7 * px);
+      ctx.fill();
+    }
+  });
+}
+
+/** Levels, with their names at the right end; of two that are near each other, one stands below. */
+export function drawRules(u: uPlot, rules: Rule[]): void {
+  const heights = rules.map(({ value }) => u.valToPos(value, "y", true));
+  rules.forEach((rule, place) => {
+    const px = ratio(u);
+    const y = heights[place]!;
+    const isNear = heights.some(
+      (other, i) => i !== place && y - other >= 0 && y - other < 22 * px && (y !== other || i < place),
+    );
+    drawRule(u, rule, Math.round(y), isNear || y - u.bbox.top < 18 * px);
+  });
+}
+
+function drawRule(u: uPlot, rule: Rule, y: number, below: boolean): void {
+  const { ctx, bbox } = u;
+  const px = ratio(u);
+  const colour = colours()(rule.colour);
+  ctx.save();
+  ctx.strokeStyle = colour;
+  ctx.lineWidth = 1.5 * px;
+  ctx.setLineDash(rule.dashed ? [5 * px, 4 * px] : []);
+  ctx.beginPath();
+  ctx.moveTo(bbox.left, y);
+  ctx.lineTo(bbox.left + bbox.width, y);
+  ctx.stroke();
+  ctx.font = `600 ${12 * px}px ${FONT}`;
+  ctx.textAlign = "right";
+  ctx.textBaseline = "middle";
+  const [right, middle] = [bbox.left + bbox.width - 6 * px, y + (below ? 11 : -10) * px];
+  const wide = ctx.measureText(rule.text).width;
+  ctx.globalAlpha = 0.85;
+  ctx.fillStyle = colours()("surface");
+  ctx.fillRect(right - wide - 4 * px, middle - 8 * px, wide + 8 * px, 16 * px);
+  ctx.globalAlpha = 1;
+  ctx.fillStyle = colour;
+  ctx.fillText(rule.text, right, middle);
+  ctx.restore();
+}
