@@ -132,12 +132,12 @@ def test_it_draws_the_gpus_and_quits_with_q(machine: NvmlMachine) -> None:
 
 
 def test_it_follows_what_changes_and_writes_only_that(machine: NvmlMachine) -> None:
-    with terminal(machine, "--interval", "0.2") as tty:
+    with terminal(machine) as tty:
         tty.until_text("40%")
         machine.gpus[0].util = 77
         machine.write()
         changed = plain(tty.until_text("77%"))
-        assert "python train.py" not in changed  # that line is as it was
+        assert "kernel-active" not in changed  # the heading is as it was
 
 
 def test_a_window_that_is_made_narrower_is_drawn_anew(machine: NvmlMachine) -> None:
@@ -150,7 +150,7 @@ def test_a_window_that_is_made_narrower_is_drawn_anew(machine: NvmlMachine) -> N
 
 
 def test_keys_filter_pause_and_help(machine: NvmlMachine) -> None:
-    with terminal(machine, "--interval", "0.2") as tty:
+    with terminal(machine) as tty:
         tty.until_text("f all")
         tty.press("f")
         tty.until_text("f mine")
@@ -162,7 +162,7 @@ def test_keys_filter_pause_and_help(machine: NvmlMachine) -> None:
         tty.until_text("paused")
         machine.gpus[0].util = 77
         machine.write()
-        time.sleep(1.0)  # five looks
+        time.sleep(2.5)  # two looks
         tty.read()
         assert "77%" not in plain(tty.written)
         tty.press(" ")
@@ -236,7 +236,7 @@ def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_again(
     shell = ["bash", "--norc", "--noprofile", "-i"]
     with terminal(machine, command=shell, env={"PS1": "shell> "}) as tty:
         tty.until_text("shell> ")
-        tty.press(f"{sys.executable} -m oomph watch --interval 0.2\r")
+        tty.press(f"{sys.executable} -m oomph watch\r")
         tty.until_text("t time span")
         tty.press("\x1a")
         stopped = tty.until_text("shell> ")
@@ -264,10 +264,10 @@ def test_a_terminal_that_hangs_up_ends_it(machine: NvmlMachine) -> None:
 
 
 def test_a_driver_that_hangs_is_said_and_keys_go_on_working(machine: NvmlMachine) -> None:
-    with terminal(machine, "--interval", "0.2") as tty:
+    with terminal(machine) as tty:
         tty.until_text("t time span")
-        machine.latency(10_000_000, "nvmlDeviceGetPowerUsage")
-        tty.until_text("the driver has not answered for")
+        machine.latency(10_000_000, "nvmlDeviceGetMemoryInfo_v2")
+        tty.until_text("NVML has not answered for")
         tty.press("f")
         tty.until_text("f mine")
         tty.press("q")
@@ -276,7 +276,7 @@ def test_a_driver_that_hangs_is_said_and_keys_go_on_working(machine: NvmlMachine
 
 
 def test_a_gpu_that_is_lost_is_said_and_the_view_goes_on(machine: NvmlMachine) -> None:
-    with terminal(machine, "--interval", "0.2") as tty:
+    with terminal(machine) as tty:
         tty.until_text("t time span")
         machine.gpus[1].lost = True
         machine.write()
@@ -288,7 +288,7 @@ def test_a_gpu_that_is_lost_is_said_and_the_view_goes_on(machine: NvmlMachine) -
 
 
 def test_a_driver_that_is_reloaded_is_said_and_comes_back(machine: NvmlMachine) -> None:
-    with terminal(machine, "--interval", "0.2") as tty:
+    with terminal(machine) as tty:
         tty.until_text("t time span")
         machine.unload_driver()
         tty.until_text("not loaded")
@@ -352,7 +352,7 @@ def test_json_has_the_machine_and_the_jobs(
 
 
 def test_json_with_an_interval_is_a_line_a_look(machine: NvmlMachine) -> None:
-    command = [*WATCH, "--json", "--interval", "0.2"]
+    command = [*WATCH, "--json", "--interval", "1"]
     env = {**os.environ, **machine.env()}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -371,12 +371,12 @@ def test_visible_uuids_are_cudas(
     assert told["visible"] == [machine.uuid(2), machine.uuid(0)]
 
 
-@pytest.mark.parametrize("interval", ["0", "-1", "soon", "nan", "0.01", "1e9"])
+@pytest.mark.parametrize("interval", ["0", "-1", "soon", "nan", "0.5", "1e9"])
 def test_an_interval_that_makes_no_sense_is_refused(
     interval: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["watch", "--interval", interval]) == 2
-    assert "is not a number of seconds from 0.2 to 3600" in capsys.readouterr().err
+    assert "is not a number of seconds from 1 to 3600" in capsys.readouterr().err
 
 
 def test_no_gpu_is_exit_1_and_no_driver_exit_4(

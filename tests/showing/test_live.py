@@ -25,11 +25,11 @@ def frame_of(machine: Machine, *, num_looks: int = 5, **changes: Any) -> Frame:
     histories = Histories()
     for _ in range(num_looks):
         histories.add(machine)
-    jobs = changes.pop("jobs", ())
-    visible = changes.pop("visible", None)
+    of_look = ("jobs", "visible", "sm_active_ratios", "notes")
+    look = {key: changes.pop(key) for key in of_look if key in changes}
     view = View(**{key: changes.pop(key) for key in list(changes) if hasattr(View(), key)})
     return Frame(
-        look=Look(at=0.0, machine=machine, jobs=jobs, visible=visible),
+        look=Look(at=0.0, machine=machine, **look),
         histories=histories,
         view=view,
         interval_s=1.0,
@@ -91,16 +91,27 @@ def test_a_lost_gpu_is_said_and_the_others_are_shown() -> None:
 
 
 def test_a_driver_that_does_not_answer_is_said_over_the_last_look() -> None:
-    text = shown(silent_s=7.2)
-    assert "the driver has not answered for 7 s" in text
-    assert "56.2 of 79.1" in text
+    lines = shown(replace(EIGHT, problem="NVML has not answered for 7 s")).splitlines()
+    assert lines[1] == "NVML has not answered for 7 s"
+    assert "56.2 of 79.1" in "\n".join(lines)
 
 
 def test_before_the_first_answer_the_view_says_what_it_waits_for() -> None:
-    frame = replace(frame_of(EIGHT), look=None, silent_s=3.0)
-    text = text_of(draw(frame, 80, 24))
-    assert "asking the driver" in text
-    assert "not answered for 3 s" in text
+    frame = replace(frame_of(EIGHT), look=None)
+    assert "asking the driver" in text_of(draw(frame, 80, 24))
+    frame = replace(frame, silent_s=3.0)
+    assert "for 3 s, without an answer" in text_of(draw(frame, 80, 24))
+
+
+def test_sm_activity_is_shown_where_the_gpu_has_it() -> None:
+    ratios = {EIGHT.gpus[0].uuid or "": 0.37}
+    assert "SM active" in shown(sm_active_ratios=ratios)
+    assert "37%" in shown(sm_active_ratios=ratios)
+    assert "SM active" not in shown()
+
+
+def test_what_cannot_be_watched_is_noted() -> None:
+    assert "left to DCGM" in shown(notes=("SM activity is left to DCGM",))
 
 
 def test_slices_of_a_gpu_have_rows_of_their_own() -> None:

@@ -34,14 +34,6 @@ def test_a_view_that_is_open_for_weeks_keeps_no_more_than_it_can_draw() -> None:
     assert {len(track.cells(pace)) for pace in LOOKS_PER_CELL} == {64}
 
 
-def test_looks_that_the_driver_did_not_answer_are_a_gap_of_their_length() -> None:
-    histories = Histories()
-    machine = Machine(gpus=(replace(GPU, busy_ratio=0.5),))
-    histories.add(machine)
-    histories.add(machine, num_missed=3)
-    assert histories.busy[GPU.uuid or ""].cells(1) == (0.5, None, None, None, 0.5)
-
-
 def test_a_gpu_that_is_lost_has_a_gap_and_comes_back_where_it_was() -> None:
     histories = Histories()
     machine = Machine(gpus=(replace(GPU, busy_ratio=0.5),))

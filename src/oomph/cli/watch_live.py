@@ -1,4 +1,4 @@
-"""a live view of the GPUs: how full, how busy, whose"""
+"""`oomph watch` without a command: the live view, and one look where there is no screen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 
 from oomph.cli.gpus import complete_machine, exit_code_of
-from oomph.errors import EXIT_YES
+from oomph.errors import EXIT_YES, UsageError
 
 TYPE_CHECKING = False  # see oomph/__init__.py
 if TYPE_CHECKING:
@@ -15,48 +15,49 @@ if TYPE_CHECKING:
 
     from oomph.records.live import Look
 
-DESCRIPTION = """\
-All GPUs of this machine, live: how full, how busy (kernel-active time), whose
-processes are on them, what belongs to one run, and how it has been over the last
-minutes. Keys: q quit, f filter, s sort, t time span, space pause, ? help."""
-
-EXAMPLES = """\
-examples:
-  oomph watch                        until q or Ctrl-C
-  oomph watch --filter mine          my processes, and the GPUs that they are on
-  oomph watch --interval 5           look every 5 seconds
-  oomph watch --once                 one look, printed; also what a pipe gets
-  oomph watch --json                 one look, for programs
-  oomph watch --json --interval 10   one line of JSON every 10 seconds
-  oomph watch --emulate 8xa100-80gb  a machine that does not exist
-
-exit codes: 0 as wanted; 1 there is no GPU; 2 a wrong flag; 4 the GPUs cannot be
-read; 130 ended by Ctrl-C."""
-
-_INTERVALS_S = (0.2, 3600.0)  # faster than the driver's own samples is of no use
+_INTERVALS_S = (1.0, 3600.0)  # the driver's samples are gathered by the second
 _DEFAULT_INTERVAL_S = 1.0
 _NO_EDGE = 10_000  # in a file or a pipe nothing has to fit, unless COLUMNS says so
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--once", action="store_true", help="print one look, and end")
-    parser.add_argument(
+    """Those that go without a command."""
+    live = parser.add_argument_group("without a command")
+    live.add_argument("--once", action="store_true", help="print one look, and end")
+    live.add_argument(
         "--interval",
         type=_interval,
         metavar="SECONDS",
         help="between two looks (default: 1)",
     )
-    parser.add_argument(
+    live.add_argument(
         "--filter",
         choices=("all", "mine", "visible"),
         default="all",
         help="my processes only, or the GPUs that CUDA_VISIBLE_DEVICES shows",
     )
-    parser.add_argument("--no-color", action="store_true", help="no colours; NO_COLOR=1 does too")
-    emulate = parser.add_argument(
+    live.add_argument("--no-color", action="store_true", help="no colours; NO_COLOR=1 does too")
+    emulate = live.add_argument(
         "--emulate", metavar="MACHINE", help="a machine of the catalogue's GPUs, as in 8xa100-80gb"
     )
     emulate.completer = complete_machine  # type: ignore[attr-defined] # argcomplete's protocol
+
+
+def refuse_with_a_command(options: argparse.Namespace) -> None:
+    """Raises UsageError for what makes sense only without one."""
+    given = {
+        "--once": options.once,
+        "--interval": options.interval is not None,
+        "--filter": options.filter != "all",
+        "--no-color": options.no_color,
+        "--emulate": options.emulate is not None,
+    }
+    for flag, is_given in given.items():
+        if is_given:
+            raise UsageError(
+                f"{flag} goes with the live view, not with a command",
+                attempt="oomph watch -- python train.py",
+            )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -96,32 +97,25 @@ def _show_live(options: argparse.Namespace) -> int:
 
 def _print_once(options: argparse.Namespace) -> int:
     from oomph.showing.cells import ansi
-    from oomph.verbs.live import look_once
+    from oomph.verbs.live import lines_of, look_once
 
-    look, lines = look_once(
-        filter=options.filter, glyphs=_glyphs(), width=_width(), emulate=options.emulate
-    )
-    for line in lines:
+    look = look_once(emulate=options.emulate)
+    for line in lines_of(look, filter=options.filter, glyphs=_glyphs(), width=_width()):
         print(ansi(line, colours=_has_colours(options)).rstrip())
     return exit_code_of(look.machine)
 
 
 def _print_json(options: argparse.Namespace) -> int:
     """One look; with an interval, one a line until somebody ends it."""
-    import time
+    from oomph.verbs.live import look_once, looks
 
-    from oomph.verbs.live import looking
-
-    look = looking(emulate=options.emulate)
     if options.interval is None or options.once:
-        seen = look()
+        seen = look_once(emulate=options.emulate)
         print(_json(seen, indent=2))
         return exit_code_of(seen.machine)
-    next_s = time.monotonic()
-    while True:
-        print(_json(look(), indent=None), flush=True)
-        next_s += options.interval
-        time.sleep(max(next_s - time.monotonic(), 0.0))
+    for seen in looks(options.interval, emulate=options.emulate):
+        print(_json(seen, indent=None), flush=True)
+    return exit_code_of(seen.machine)  # it ends only where there is no GPU
 
 
 def _json(look: Look, indent: int | None) -> str:

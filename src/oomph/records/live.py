@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from oomph.records.machine import Machine
 
@@ -24,9 +25,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One look at everything."""
+    """One look at everything. Busy is a mean since the look before, where there was one."""
 
     at: float  # seconds since the epoch
     machine: Machine
     jobs: tuple[Job, ...] = ()  # of the processes on its GPUs, as far as they can be seen
     visible: tuple[str, ...] | None = None  # UUIDs in CUDA's order; None: nothing is hidden
+    sm_active_ratios: Mapping[str, float] = field(default_factory=dict)  # by UUID: Hopper and later
+    notes: tuple[str, ...] = ()  # what cannot be watched, and why

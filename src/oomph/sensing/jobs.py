@@ -31,6 +31,7 @@ _LAUNCHERS = {
 }
 _RAY_WORKER = "ray::"  # how ray renames the processes that it starts
 _SPAWNED = "multiprocessing.spawn"  # in the code that Python gives a child it spawns
+_RUN_DIRECTORY = "OOMPH_RUN_DIR"  # set by `oomph watch -- COMMAND`, beside the token
 _TORCHRUN_WAS_HERE = "TORCHELASTIC_RUN_ID"
 _TAKE_A_WORD = {"-W", "-X"}  # options of Python that are two words
 _MOST_ANCESTORS = 64
@@ -67,11 +68,17 @@ def find_job(process: Process) -> Job:
         parent_pid=next(_ancestors(process.pid), None),
         launcher=launcher,
         launcher_pid=launcher_pid,
-        run_id=environment.get(RUN_TOKEN),
+        run_id=_run_id(environment),
         rank=_number(environment, "RANK"),
         local_rank=_number(environment, "LOCAL_RANK"),
         world_size=_number(environment, "WORLD_SIZE"),
     )
+
+
+def _run_id(environment: Mapping[str, str]) -> str | None:
+    """What `oomph runs` calls it: the name of its directory; else the bare token."""
+    directory = environment.get(_RUN_DIRECTORY, "").rstrip("/")
+    return directory.rpartition("/")[2] or environment.get(RUN_TOKEN)
 
 
 def _launcher(pid: int) -> tuple[str | None, int | None]:

@@ -32,7 +32,7 @@ class Frame:
     view: View
     interval_s: float
     glyphs: Glyphs
-    silent_s: float = 0.0  # how long the driver has been asked without an answer
+    silent_s: float = 0.0  # how long the first answer has been waited for, if that is long
     hears_keys: bool = True
 
 
@@ -70,13 +70,14 @@ def draw_once(frame: Frame, width: int) -> list[Line]:
 def _top(frame: Frame, width: int) -> list[Line]:
     look = frame.look
     if look is None:
-        return [[("asking the driver", "bold")], *_silence(frame, width)]
+        waited = f" for {frame.silent_s:.0f} s, without an answer" if frame.silent_s else ""
+        return [[(f"asking the driver{waited}", "bold")]]
     told: list[Piece] = [("paused", "reverse"), ("  ", "")] if frame.view.is_paused else []
     if look.machine.gpus:  # else "0 GPUs" would claim to know
         told += [(_counted(look), "bold"), ("  ", "")]
     told.append((time.strftime("%H:%M:%S", time.localtime(look.at)), ""))
     told.append((_driver(look), "dim"))
-    return [told, *_silence(frame, width)]
+    return [told, *_prose(look.machine.problem or "", width, "bold red")]
 
 
 def _counted(look: Look) -> str:
@@ -116,14 +117,6 @@ def _is_unknown(device: Device) -> bool:
     return not is_placed and device.is_free is not True
 
 
-def _silence(frame: Frame, width: int) -> list[Line]:
-    if not frame.silent_s:
-        return []
-    said = f"the driver has not answered for {frame.silent_s:.0f} s"
-    shown = "" if frame.look is None else "; what is shown is from before"
-    return [[(line, "bold red")] for line in wrap(f"{said}{shown}", width)]
-
-
 # ---- in the middle -----------------------------------------------------------------------------
 
 
@@ -140,8 +133,8 @@ def _middle(frame: Frame, width: int) -> list[Line]:
     for row in rows:
         if row.device.problem:
             lines += _prose(f"GPU {row.label}: {row.device.problem}", width, "red")
-    if look.machine.problem:
-        lines += _prose(look.machine.problem, width, "red")
+    for note in look.notes:
+        lines += _prose(note, width, "dim")
     members = members_of(rows, look.jobs, only_mine=frame.view.filter == "mine")
     grouped = group_lines(groups_of(members, frame.view.sort), look.at, width)
     return [*lines, [], *grouped] if grouped else lines
@@ -173,6 +166,7 @@ def _table(frame: Frame, look: Look, rows: Sequence[Row]) -> Table:
         looks_per_cell=frame.view.looks_per_cell,
         interval_s=frame.interval_s,
         cuda_indices={uuid: i for i, uuid in enumerate(look.visible or ())},
+        sm_active_ratios=look.sm_active_ratios,
         glyphs=frame.glyphs,
     )
 
@@ -196,6 +190,7 @@ def _explained(entry: tuple[str, str]) -> Line:
 
 _LEGEND = (
     ("kernel-active", "share of the time with at least one kernel running, however small"),
+    ("SM active", "how many of its multiprocessors worked, over the time: Hopper and later"),
     ("mine", "of this user"),
     ("others", "of other users"),
     ("unknown", "nobody can tell: a container with PIDs of its own, say"),

@@ -49,17 +49,14 @@ class Histories:
         self.busy: dict[str, Track] = {}
         self.full: dict[str, Track] = {}
 
-    def add(self, machine: Machine, *, num_missed: int = 0) -> None:
-        """One look, and before it so many that brought nothing because the driver hung."""
+    def add(self, machine: Machine) -> None:
+        """One look."""
         devices = {row.device.uuid: row.device for row in rows_of(machine) if row.device.uuid}
         for uuid in devices:
             self.busy.setdefault(uuid, Track())
             self.full.setdefault(uuid, Track())
         for uuid, busy in self.busy.items():
             device = devices.get(uuid)  # None: it is lost
-            for _ in range(min(num_missed, _MOST_CELLS * max(LOOKS_PER_CELL))):
-                busy.add(None)
-                self.full[uuid].add(None)
             busy.add(device.busy_ratio if device else None)
             self.full[uuid].add(_full_ratio(device))
 

@@ -43,6 +43,7 @@ class Table:
     looks_per_cell: int
     interval_s: float
     cuda_indices: Mapping[str, int]  # by UUID; empty where nothing is hidden
+    sm_active_ratios: Mapping[str, float]  # by UUID
     glyphs: Glyphs
 
 
@@ -82,6 +83,7 @@ def _columns(table: Table, width: int, bar: Column, spark: Column) -> list[Colum
             keep=10,
         ),
         spark,
+        Column(heading="SM active", cells=[_sm_active(table, d) for d in devices], keep=7),
         Column(heading="temp", cells=[temperature_of(device) for device in devices], keep=2),
         Column(heading="power", cells=[power_of(device) for device in devices], keep=1),
         Column(
@@ -100,6 +102,11 @@ def _people_cells(width: int) -> int:
 def _cuda(table: Table, device: Device) -> str:
     index = table.cuda_indices.get(device.uuid or "")
     return "" if index is None else f"cuda:{index}"
+
+
+def _sm_active(table: Table, device: Device) -> str:
+    ratio = table.sm_active_ratios.get(device.uuid or "")
+    return "" if ratio is None else ratio_of(ratio)
 
 
 def _short_memory(device: Device) -> str:

@@ -6,83 +6,99 @@ import copy
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from oomph.records.live import Look
     from oomph.records.machine import Machine
-    from oomph.sensing.background import Background
     from oomph.showing.cells import Glyphs, Line
     from oomph.showing.live_view import Filter, View
     from oomph.showing.screen import Screen
 
-# An answer that takes longer than this is told. Reading a busy machine takes milliseconds.
-_SILENCE_S = 2.0
+_SILENCE_S = 2.0  # no first answer for so long is told: reading a machine takes milliseconds
 _FIRST_ANSWER_S = 1.0  # how long the screen waits for something to show
+_LATE_S = 1.5  # spans are a second long; when none has come for so long, the view goes on without
+_AGAIN_S = 0.1  # until it is asked again whether one has come
 
 
-def looking(*, emulate: str | None = None) -> Callable[[], Look]:
-    """A function that looks at everything; it remembers what does not change between looks."""
-    from oomph.records.live import Look
-    from oomph.sensing import nvml
-    from oomph.sensing.jobs import Jobs
+class Looks(Protocol):
+    """Where looks come from: this machine, or one that does not exist."""
+
+    first: Look | None
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def take(self, *, even_without_spans: bool) -> Look | None: ...
+
+
+class _EmulatedLooks:
+    def __init__(self, description: str) -> None:
+        self._description = description
+        self.first: Look | None = None
+
+    def start(self) -> None:
+        self.first = look_once(emulate=self._description)
+
+    def stop(self) -> None:
+        pass
+
+    def take(self, *, even_without_spans: bool) -> Look | None:  # noqa: ARG002 - as LiveLooks has it
+        return look_once(emulate=self._description)
+
+
+def _looks(emulate: str | None, on_first: Callable[[], None]) -> Looks:
+    if emulate is not None:
+        return _EmulatedLooks(emulate)
+    from oomph.sensing.live_looks import LiveLooks
+
+    return LiveLooks(on_first)
+
+
+def look_once(*, emulate: str | None = None) -> Look:
+    """One look at everything."""
+    from oomph.sensing.live_looks import Seeing
     from oomph.verbs.readings import gpus
 
-    jobs, visible = Jobs(), _Visible()
-
-    def look() -> Look:
-        machine = gpus(emulate=emulate)
-        if not machine.is_readable:
-            nvml.forget()  # a driver that is loaded again is a new one
-        processes = [p for gpu in machine.gpus for p in gpu.processes or ()]
-        return Look(
-            at=time.time(),
-            machine=machine,
-            jobs=() if machine.emulated else jobs.of(processes),
-            visible=visible.of(machine),
-        )
-
-    return look
+    return Seeing().look(gpus(emulate=emulate))
 
 
-class _Visible:
-    """What CUDA_VISIBLE_DEVICES shows; asked again when a GPU comes that was not there."""
-
-    def __init__(self) -> None:
-        self._uuids: set[str] = set()
-        self._shown: tuple[str, ...] | None = None
-
-    def of(self, machine: Machine) -> tuple[str, ...] | None:
-        if "CUDA_VISIBLE_DEVICES" not in os.environ:
-            return None
-        uuids = {gpu.uuid for gpu in machine.gpus if gpu.uuid}
-        if self._shown is None or not uuids <= self._uuids:
-            from oomph.sensing.mapping import only_visible
-
-            shown = only_visible(machine).gpus
-            self._shown = tuple(device.uuid for device in shown if device.uuid)
-            self._uuids = uuids
-        return self._shown
+def looks(interval_s: float, *, emulate: str | None = None) -> Iterator[Look]:
+    """Look after look, for as long as somebody takes them."""
+    source = _looks(emulate, lambda: None)
+    source.start()
+    try:
+        while source.first is None:
+            source.take(even_without_spans=False)  # raises what went wrong
+            time.sleep(_AGAIN_S)
+        yield source.first
+        while source.first.machine.gpus:
+            time.sleep(interval_s)
+            yield _next_look(source)
+    finally:
+        source.stop()
 
 
-def look_once(
-    *,
-    filter: Filter,  # noqa: A002 - as the view and the command line call it
-    glyphs: Glyphs,
-    width: int,
-    emulate: str | None = None,
-) -> tuple[Look, list[Line]]:
-    """One look, and its lines."""
+def _next_look(source: Looks) -> Look:
+    late_s = time.monotonic() + _LATE_S
+    while True:
+        look = source.take(even_without_spans=time.monotonic() > late_s)
+        if look is not None:
+            return look
+        time.sleep(_AGAIN_S)
+
+
+def lines_of(look: Look, *, filter: Filter, glyphs: Glyphs, width: int) -> list[Line]:  # noqa: A002
+    """One look as lines of text."""
     from oomph.showing.live import Frame, draw_once
     from oomph.showing.live_history import Histories
     from oomph.showing.live_view import View
 
-    look = looking(emulate=emulate)()
     view = View(filter=filter)
     frame = Frame(look=look, histories=Histories(), view=view, interval_s=1.0, glyphs=glyphs)
-    return look, draw_once(frame, width)
+    return draw_once(frame, width)
 
 
 def watch_live(
@@ -93,39 +109,36 @@ def watch_live(
     glyphs: Glyphs,
     emulate: str | None = None,
 ) -> Machine | None:
-    """Show the live view until somebody ends it.
+    """Show the live view until somebody ends it. Call it from the main thread.
 
-    Returns the machine if it cannot be read from the start, for there is nothing to show then.
+    Returns the machine if it has no GPU from the start, for there is nothing to show then.
     """
-    from oomph.sensing.background import Background
     from oomph.showing.live_view import View
     from oomph.showing.screen import Ended, Screen
 
     screen = Screen()
-    background = Background(looking(emulate=emulate), interval_s, screen.wake)
-    background.start()
+    source = _looks(emulate, screen.wake)
+    source.start()
     try:
-        first = _first_answer(background)
+        first = _first_look(source)
         if first is not None and not first.machine.gpus:
             return first.machine
         with screen.taken():
-            live = _Live(screen, background, interval_s, colours, glyphs, View(filter=filter))
-            live.run()
+            _Live(screen, source, interval_s, colours, glyphs, View(filter=filter)).run()
     except Ended as ended:
         signal.signal(ended.number, signal.SIG_DFL)
         os.kill(os.getpid(), ended.number)  # the terminal is back: end as the signal wants it
     finally:
-        background.stop()
+        source.stop()
     return None
 
 
-def _first_answer(background: Background[Look]) -> Look | None:
+def _first_look(source: Looks) -> Look | None:
+    """None: the driver takes its time; the screen will say so."""
     until_s = time.monotonic() + _FIRST_ANSWER_S
-    while background.newest is None and background.error is None and time.monotonic() < until_s:
+    while source.first is None and time.monotonic() < until_s:
         time.sleep(0.005)
-    if background.error is not None:
-        raise background.error
-    return background.newest.value if background.newest else None
+    return source.first
 
 
 class _Live:
@@ -134,7 +147,7 @@ class _Live:
     def __init__(
         self,
         screen: Screen,
-        background: Background[Look],
+        source: Looks,
         interval_s: float,
         colours: bool,
         glyphs: Glyphs,
@@ -144,11 +157,13 @@ class _Live:
         from oomph.showing.live_history import Histories
 
         self._screen = screen
-        self._background = background
+        self._source = source
         self._interval_s = interval_s
         self._colours = colours
         self._histories = Histories()
-        self._number = -1  # of the look that the histories have last
+        self._newest: Look | None = None
+        self._began_s = time.monotonic()
+        self._due_s = 0.0  # when the next look is
         self._page = 1
         self._frame = Frame(
             look=None,
@@ -162,24 +177,31 @@ class _Live:
     def run(self) -> None:
         is_wanted = True
         while is_wanted:
-            self._take_newest()
+            wait_s = self._take()
             self._draw()
-            keys = self._screen.wait(max(self._interval_s, 1.0))
+            keys = self._screen.wait(wait_s)
             is_wanted = keys is not None and self._press(keys)
 
-    def _take_newest(self) -> None:
-        if self._background.error is not None:
-            raise self._background.error
-        answer = self._background.newest
-        if answer is not None and answer.number != self._number:
-            num_missed = answer.number - self._number - 1
-            self._histories.add(answer.value.machine, num_missed=num_missed)
-            self._number = answer.number
-            if not self._frame.view.is_paused:
-                self._frame = replace(self._frame, look=answer.value)
-        waiting_s = self._background.waiting_s()
-        silent_s = waiting_s if waiting_s > _SILENCE_S else 0.0
-        self._frame = replace(self._frame, silent_s=silent_s)
+    def _take(self) -> float:
+        """Take the next look if it is time; return when to come again."""
+        now_s = time.monotonic()
+        if now_s < self._due_s:
+            return self._due_s - now_s
+        is_late = now_s > self._due_s + _LATE_S
+        look = self._source.take(even_without_spans=is_late)
+        if self._newest is None:  # the first one has no spans
+            look = self._source.first
+        if look is None:
+            silent_s = now_s - self._began_s
+            is_told = self._newest is None and silent_s > _SILENCE_S
+            self._frame = replace(self._frame, silent_s=silent_s if is_told else 0.0)
+            return _AGAIN_S
+        self._newest = look
+        self._histories.add(look.machine)
+        self._due_s = now_s + self._interval_s
+        if not self._frame.view.is_paused:
+            self._frame = replace(self._frame, look=look, silent_s=0.0)
+        return self._interval_s
 
     def _draw(self) -> None:
         from oomph.showing.cells import ansi
@@ -206,7 +228,5 @@ class _Live:
     def _pause(self, is_paused: bool) -> None:
         """A picture that is paused keeps its histories too, while new looks are gathered."""
         histories = copy.deepcopy(self._histories) if is_paused else self._histories
-        look = self._frame.look
-        if not is_paused and self._background.newest:
-            look = self._background.newest.value
+        look = self._frame.look if is_paused else self._newest
         self._frame = replace(self._frame, look=look, histories=histories)
