@@ -6,6 +6,7 @@ it none. Limits: Unicode's own table of widths (East Asian Width), which most te
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ def num_cells(text: str) -> int:
     return len(text) if text.isascii() else sum(map(_cells_of, text))
 
 
+@functools.lru_cache(maxsize=4096)
 def _cells_of(character: str) -> int:
     if unicodedata.combining(character) or unicodedata.category(character) in ("Me", "Mn"):
         return 0

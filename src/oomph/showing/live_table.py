@@ -19,12 +19,14 @@ from oomph.showing.gpu_row import (
     ratio_of,
     temperature_of,
 )
-from oomph.showing.live_history import Histories, Track
+from oomph.showing.live_history import Histories
 from oomph.showing.safe import printable
 from oomph.units import format_gib
 
 _BAR = "memory"
 _WHO = "who"
+# Characters that keep room for a picture; no text has them, for they are not printable.
+_BAR_ROOM, _BUSY_ROOM, _FULL_ROOM = _ROOMS = ("\x01", "\x02", "\x03")
 _NARROW = 64  # columns; below it, short forms of figures and headings
 _VERY_WIDE = 150  # room for the history of memory too
 # Cells of the bar and of a sparkline, from wide to narrow.
@@ -49,54 +51,72 @@ class Table:
 
 def table_lines(table: Table, width: int) -> list[Line]:
     """The heading and the rows, with the longest bars and sparklines that there is room for."""
-    columns: list[Column] = []
+    figures = _figures(table, is_narrow=width < _NARROW)
     for bar_cells, spark_cells in _SIZES:
-        bar = Column(heading=_BAR, cells=["?" * bar_cells] * len(table.rows), align="<", keep=8)
-        spark = _spark(table, table.histories.busy, spark_cells, keep=5)
-        wanted = [c for c in _columns(table, width, bar, spark) if not c.is_empty]
+        pictures = _pictures(table, bar_cells, spark_cells, is_very_wide=width >= _VERY_WIDE)
+        wanted = [column for column in _in_order(figures, pictures) if not column.is_empty]
         columns = fitting(wanted, width)
-        is_drawn = bar in columns and (spark in columns or spark.is_empty)
-        if is_drawn and (spark_cells <= _SHORT_SPARK or len(columns) == len(wanted)):
+        is_whole = len(columns) == len(wanted)
+        if is_whole or (spark_cells <= _SHORT_SPARK and _are_all_in(pictures, columns)):
             break
     heading, *rows = lines(columns)
-    drawn = [_with_bar(row, columns, table, i) for i, row in enumerate(rows)]
-    return [heading, *drawn]
+    return [heading, *(_drawn(row, columns, table, i) for i, row in enumerate(rows))]
 
 
-def _columns(table: Table, width: int, bar: Column, spark: Column) -> list[Column]:
-    is_narrow = width < _NARROW
+def _pictures(
+    table: Table, bar_cells: int, spark_cells: int, *, is_very_wide: bool
+) -> dict[str, Column]:
+    """Room for what is drawn once it is known how large it can be."""
+    num_rows = len(table.rows)
+    if not table.histories.busy:
+        spark_cells = 0
+    full_cells = spark_cells if is_very_wide else 0
+    seconds = table.interval_s * table.looks_per_cell * spark_cells
+    last = "last " if spark_cells >= len("last 120 min") else ""
+    span = f"{last}{_in_one_unit(seconds)}"
+    return {
+        _BAR: Column(heading=_BAR, cells=[_BAR_ROOM * bar_cells] * num_rows, align="<", keep=8),
+        "full": Column(heading=span, cells=[_FULL_ROOM * full_cells] * num_rows, keep=3),
+        "busy": Column(heading=span, cells=[_BUSY_ROOM * spark_cells] * num_rows, keep=5),
+    }
+
+
+def _in_order(figures: Mapping[str, Column], pictures: Mapping[str, Column]) -> list[Column]:
+    return [pictures.get(name) or figures[name] for name in _ORDER]
+
+
+_ORDER = (
+    *("gpu", "cuda", "name", _BAR, "used", "full", "active", "busy"),
+    *("sm", "temperature", "power", _WHO),
+)
+
+
+def _are_all_in(pictures: Mapping[str, Column], columns: Sequence[Column]) -> bool:
+    """Are the bar and the history of kernel-active time there, as far as they were wanted?"""
+    wanted = [pictures[name] for name in (_BAR, "busy") if not pictures[name].is_empty]
+    return all(picture in columns for picture in wanted)
+
+
+def _figures(table: Table, *, is_narrow: bool) -> dict[str, Column]:
     devices = [row.device for row in table.rows]
-    people, more = _people_cells(width), table.glyphs.more
+    people, more = _FEW_PEOPLE if is_narrow else _MOST_PEOPLE, table.glyphs.more
+    who = [_text(fit(who_is_on(device), people, more)) for device in devices]
     names = [name_of(device, is_short=True) for device in devices]
     memory = [_short_memory(d) if is_narrow else memory_of(d) for d in devices]
-    spark_cells = max(map(len, spark.cells), default=0) if width >= _VERY_WIDE else 0
-    return [
-        Column(heading="GPU", cells=[row.label for row in table.rows]),
-        Column(heading="cuda", cells=[_cuda(table, device) for device in devices], keep=6),
-        Column(heading="name", cells=names, align="<", keep=4),
-        bar,
-        Column(heading="GiB" if is_narrow else "GiB used", cells=memory),
-        _spark(table, table.histories.full, spark_cells, keep=3),
-        Column(
-            heading="active" if is_narrow else "kernel-active",
-            cells=[ratio_of(device.busy_ratio) for device in devices],
-            keep=10,
+    active = "active" if is_narrow else "kernel-active"
+    return {
+        "gpu": Column(heading="GPU", cells=[row.label for row in table.rows]),
+        "cuda": Column(heading="cuda", cells=[_cuda(table, d) for d in devices], keep=6),
+        "name": Column(heading="name", cells=names, align="<", keep=4),
+        "used": Column(heading="GiB" if is_narrow else "GiB used", cells=memory),
+        "active": Column(
+            heading=active, cells=[ratio_of(device.busy_ratio) for device in devices], keep=10
         ),
-        spark,
-        Column(heading="SM active", cells=[_sm_active(table, d) for d in devices], keep=7),
-        Column(heading="temp", cells=[temperature_of(device) for device in devices], keep=2),
-        Column(heading="power", cells=[power_of(device) for device in devices], keep=1),
-        Column(
-            heading=_WHO,
-            cells=[_text(fit(who_is_on(d), people, more)) for d in devices],
-            align="<",
-            keep=9,
-        ),
-    ]
-
-
-def _people_cells(width: int) -> int:
-    return _FEW_PEOPLE if width < _NARROW else _MOST_PEOPLE
+        "sm": Column(heading="SM active", cells=[_sm_active(table, d) for d in devices], keep=7),
+        "temperature": Column(heading="temp", cells=[temperature_of(d) for d in devices], keep=2),
+        "power": Column(heading="power", cells=[power_of(d) for d in devices], keep=1),
+        _WHO: Column(heading=_WHO, cells=who, align="<", keep=9),
+    }
 
 
 def _cuda(table: Table, device: Device) -> str:
@@ -116,20 +136,7 @@ def _short_memory(device: Device) -> str:
     return f"{format_gib(used, decimals=0)}/{format_gib(total, decimals=0)}"
 
 
-# ---- history -----------------------------------------------------------------------------------
-
-
-def _spark(table: Table, tracks: Mapping[str, Track], num_cells: int, keep: int) -> Column:
-    seconds = table.interval_s * table.looks_per_cell * num_cells
-    last = "last " if num_cells >= len("last 120 min") else ""
-    drawn = [_sparkline(table, tracks.get(row.device.uuid or ""), num_cells) for row in table.rows]
-    return Column(heading=f"{last}{_in_one_unit(seconds)}", cells=drawn, align="<", keep=keep)
-
-
-def _sparkline(table: Table, track: Track | None, num_cells: int) -> str:
-    if track is None:
-        return ""
-    return sparkline(track.cells(table.looks_per_cell), num_cells, table.glyphs.levels)
+# ---- pictures ----------------------------------------------------------------------------------
 
 
 def _in_one_unit(seconds: float) -> str:
@@ -166,17 +173,30 @@ def _text(pieces: Sequence[Piece]) -> str:
     return "".join(text for text, _ in pieces)
 
 
-def _with_bar(pieces: list[Piece], columns: list[Column], table: Table, index: int) -> Line:
-    """The row with its bar, and its people in their colours."""
-    device = table.rows[index].device
+def _drawn(pieces: list[Piece], columns: list[Column], table: Table, index: int) -> Line:
+    """The row with its bar and sparklines, and its people in their colours."""
+    row = table.rows[index]
     drawn: list[Piece] = []
     for column, (text, style) in zip(columns, pieces, strict=True):
-        if column.heading == _BAR:
-            bar_cells = len(column.cells[index])
-            bar = bar_of(device, bar_cells, table.glyphs.bar)
-            drawn += [*bar, (text[bar_cells:], "")] if bar else [(text, "dim")]
-        elif column.heading == _WHO:
-            drawn += fit(who_is_on(device), column.width, table.glyphs.more)
+        if column.heading == _WHO:
+            drawn += fit(who_is_on(row.device), column.width, table.glyphs.more)
+        elif text.lstrip()[:1] in _ROOMS:
+            drawn += _picture(text, table, row)
         else:
             drawn.append((text, style))
     return drawn
+
+
+def _picture(text: str, table: Table, row: Row) -> list[Piece]:
+    """What belongs into the room that was kept for it."""
+    room = text.strip()
+    before, after = text[: text.index(room)], text[text.index(room) + len(room) :]
+    if room[0] == _BAR_ROOM:
+        bar = bar_of(row.device, len(room), table.glyphs.bar)
+        drawn = bar or [("?" * len(room), "dim")]
+    else:
+        tracks = table.histories.busy if room[0] == _BUSY_ROOM else table.histories.full
+        track = tracks.get(row.device.uuid or "")
+        ratios = track.cells(table.looks_per_cell) if track else ()
+        drawn = [(sparkline(ratios, len(room), table.glyphs.levels), "")]
+    return [(before, ""), *drawn, (after, "")]

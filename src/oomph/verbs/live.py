@@ -59,7 +59,7 @@ def _looks(emulate: str | None, on_first: Callable[[], None]) -> Looks:
 
 def look_once(*, emulate: str | None = None) -> Look:
     """One look at everything."""
-    from oomph.sensing.live_looks import Seeing
+    from oomph.sensing.seeing import Seeing
     from oomph.verbs.readings import gpus
 
     return Seeing().look(gpus(emulate=emulate))
