@@ -379,6 +379,23 @@ def test_an_interval_that_makes_no_sense_is_refused(
     assert "is not a number of seconds from 1 to 3600" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--once", "--", "true"],
+        ["--filter", "mine", "--", "true"],
+        ["--interval", "2", "--", "true"],
+        ["--time", "5m"],
+        ["--quiet"],
+    ],
+)
+def test_a_flag_of_the_other_form_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", *arguments]) == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
 def test_no_gpu_is_exit_1_and_no_driver_exit_4(
     on_machine: OnMachine, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,7 +137,7 @@ def _has_colours(options: argparse.Namespace) -> bool:
 def _glyphs() -> Any:
     from oomph.showing.cells import ASCII, UNICODE
 
-    is_unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    is_unicode = (sys.stdout.encoding or "utf-8").lower().replace("-", "").startswith("utf")
     return UNICODE if is_unicode else ASCII
 
 

@@ -10,11 +10,12 @@ Limits: Linux; a rank that a script gives itself after its start cannot be seen 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from oomph.records.live import Job
 from oomph.records.machine import Process
 from oomph.sensing.ownership import RUN_TOKEN, pids_are_the_hosts
+from oomph.sensing.process_files import ancestors_of, environment_of, words_of
 
 # By the program's name, or by the module after `python -m`.
 _LAUNCHERS = {
@@ -34,8 +35,6 @@ _SPAWNED = "multiprocessing.spawn"  # in the code that Python gives a child it s
 _RUN_DIRECTORY = "OOMPH_RUN_DIR"  # set by `oomph watch -- COMMAND`, beside the token
 _TORCHRUN_WAS_HERE = "TORCHELASTIC_RUN_ID"
 _TAKE_A_WORD = {"-W", "-X"}  # options of Python that are two words
-_MOST_ANCESTORS = 64
-_MOST_BYTES = 1 << 20  # of a command line or an environment
 
 
 class Jobs:
@@ -59,13 +58,13 @@ class Jobs:
 def find_job(process: Process) -> Job:
     """What a process is part of."""
     is_mine = process.owner in ("this-run", "mine")
-    environment = _environment(process.pid) if is_mine else {}
+    environment = environment_of(process.pid) if is_mine else {}
     launcher, launcher_pid = _launcher(process.pid)
     if launcher is None and _TORCHRUN_WAS_HERE in environment:
         launcher = "torchrun"  # which has ended, or gave its workers away
     return Job(
         pid=process.pid,
-        parent_pid=next(_ancestors(process.pid), None),
+        parent_pid=next(ancestors_of(process.pid), None),
         launcher=launcher,
         launcher_pid=launcher_pid,
         run_id=_run_id(environment),
@@ -83,9 +82,9 @@ def _run_id(environment: Mapping[str, str]) -> str | None:
 
 def _launcher(pid: int) -> tuple[str | None, int | None]:
     """The nearest launcher above a process, and its PID."""
-    below = _words(pid)
-    for ancestor in _ancestors(pid):
-        words = _words(ancestor)
+    below = words_of(pid)
+    for ancestor in ancestors_of(pid):
+        words = words_of(ancestor)
         launcher = launcher_of(words)
         if launcher:
             return launcher, ancestor
@@ -131,37 +130,6 @@ def _program(words: Sequence[str]) -> str:
 def _name(command: str) -> str:
     is_title = command.startswith(_RAY_WORKER)
     return command if is_title else os.path.basename(command)  # noqa: PTH119
-
-
-def _ancestors(pid: int) -> Iterator[int]:
-    for _ in range(_MOST_ANCESTORS):
-        # The name, in parentheses, may hold anything; after it come the state and the parent.
-        after_name = _read(pid, "stat").rpartition(b")")[2].split()
-        if len(after_name) < 2 or int(after_name[1]) <= 1:
-            return
-        pid = int(after_name[1])
-        yield pid
-
-
-def _words(pid: int) -> list[str]:
-    return _texts(_read(pid, "cmdline"))
-
-
-def _environment(pid: int) -> Mapping[str, str]:
-    pairs = (text.partition("=") for text in _texts(_read(pid, "environ")))
-    return {name: value for name, _, value in pairs}
-
-
-def _texts(raw: bytes) -> list[str]:
-    return os.fsdecode(raw.rstrip(b"\0")).split("\0")
-
-
-def _read(pid: int, name: str) -> bytes:
-    try:
-        with open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123 - see ownership.py
-            return file.read(_MOST_BYTES)
-    except OSError:  # it has ended, or is not ours to look at
-        return b""
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
