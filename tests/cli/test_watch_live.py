@@ -357,7 +357,7 @@ def test_json_with_an_interval_is_a_line_a_look(machine: NvmlMachine) -> None:
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         looks = [json.loads(process.stdout.readline()) for _ in range(3)]
-        process.send_signal(signal.SIGINT)
+        process.terminate()
     assert looks[0]["at"] < looks[1]["at"] < looks[2]["at"]
 
 
