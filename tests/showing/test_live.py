@@ -240,6 +240,13 @@ def test_forty_columns_still_say_how_full_how_busy_and_whose() -> None:
         assert part in row
 
 
+def test_eighty_columns_have_room_for_history_beside_sm_activity() -> None:
+    lines = shown(width=80, sm_active_ratios={EIGHT.gpus[4].uuid or "": 0.37}).splitlines()
+    row = next(line for line in lines if line.startswith("  4 "))
+    for part in ("█", "34/79", "41%", "▄▄▄▄▄", "37%", "mine, bob"):
+        assert part in row
+
+
 def test_a_small_window_scrolls_over_everything() -> None:
     whole = draw_once(frame_of(EIGHT), 100)
     seen: list[str] = []

@@ -27,7 +27,8 @@ _BAR = "memory"
 _WHO = "who"
 # Characters that keep room for a picture; no text has them, for they are not printable.
 _BAR_ROOM, _BUSY_ROOM, _FULL_ROOM = _ROOMS = ("\x01", "\x02", "\x03")
-_NARROW = 64  # columns; below it, short forms of figures and headings
+# Columns below which figures and headings take their short forms, so that the history has room.
+_NARROW, _FOR_SM, _FOR_CUDA = 64, 24, 10
 _VERY_WIDE = 150  # room for the history of memory too
 # Cells of the bar and of a sparkline, from wide to narrow.
 _SIZES = ((24, 40), (24, 24), (16, 16), (12, 12), (8, 8), (8, 0), (6, 0))
@@ -51,7 +52,7 @@ class Table:
 
 def table_lines(table: Table, width: int) -> list[Line]:
     """The heading and the rows, with the longest bars and sparklines that there is room for."""
-    figures = _figures(table, is_narrow=width < _NARROW)
+    figures = _figures(table, is_narrow=_is_narrow(table, width))
     for bar_cells, spark_cells in _SIZES:
         pictures = _pictures(table, bar_cells, spark_cells, is_very_wide=width >= _VERY_WIDE)
         wanted = [column for column in _in_order(figures, pictures) if not column.is_empty]
@@ -61,6 +62,11 @@ def table_lines(table: Table, width: int) -> list[Line]:
             break
     heading, *rows = lines(columns)
     return [heading, *(_drawn(row, columns, table, i) for i, row in enumerate(rows))]
+
+
+def _is_narrow(table: Table, width: int) -> bool:
+    sm, cuda = bool(table.sm_active_ratios), bool(table.cuda_indices)
+    return width < _NARROW + _FOR_SM * sm + _FOR_CUDA * cuda
 
 
 def _pictures(
