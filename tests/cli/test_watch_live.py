@@ -252,6 +252,21 @@ def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_again(
         assert LEFT in tty.until_text("shell> ")
 
 
+def test_a_stopped_view_that_is_killed_ends_and_leaves_the_shell_its_terminal(
+    machine: NvmlMachine,
+) -> None:
+    shell = ["bash", "--norc", "--noprofile", "-i"]
+    with terminal(machine, command=shell, env={"PS1": "shell> "}) as tty:
+        tty.until_text("shell> ")
+        tty.press(f"{sys.executable} -m oomph watch\r")
+        tty.until_text("t time span")
+        tty.press("\x1a")
+        tty.until_text("shell> ")
+        tty.press("kill %1; while kill -0 %1; do sleep 0.1; done 2> /dev/null; echo gone\r")
+        rest = tty.until(lambda written: re.search(r"[\r\n]gone", written) is not None)
+        assert ENTERED not in rest
+
+
 def test_a_terminal_that_hangs_up_ends_it(machine: NvmlMachine) -> None:
     with terminal(machine) as tty:
         tty.until_text("t time span")

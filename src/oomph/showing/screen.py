@@ -156,6 +156,7 @@ class Screen:
         """Ctrl-Z: give the terminal back, stop, and take it again when we go on."""
         self._is_stop_wanted = False
         self._leave()
+        self._is_leaving = False  # a SIGTERM that comes while it is stopped ends it
         ours = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)  # stops here, until SIGCONT
         signal.signal(signal.SIGTSTP, ours)
