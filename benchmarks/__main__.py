@@ -7,13 +7,24 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from benchmarks import emulation, planning, reading, scripts, start, stepping, tracing, watching
+from benchmarks import (
+    emulation,
+    live,
+    planning,
+    reading,
+    scripts,
+    start,
+    stepping,
+    tracing,
+    watching,
+)
 from docs.generate import replace_block
 
 
 def main() -> None:
     tables = []
-    for benchmark in (start, reading, watching, tracing, planning, scripts, emulation, stepping):
+    benchmarks = (start, reading, watching, live, tracing, planning, scripts, emulation, stepping)
+    for benchmark in benchmarks:
         table = benchmark.measure()
         print(table, flush=True)
         print()

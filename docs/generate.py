@@ -74,6 +74,12 @@ def gpus_table() -> str:
     return as_console(f"oomph {command}", oomph(*command.split()))
 
 
+def live_view() -> str:
+    command = "watch --once --emulate 8xa100-80gb"
+    printed = re.sub(r"\b\d\d:\d\d:\d\d\b", "12:00:00", oomph(*command.split()))
+    return as_console(f"oomph {command}", printed)
+
+
 def prediction() -> str:
     example, options = "examples/small_gpt.py", "--gpu rtx4090 --micro-batch 8 --precision bf16"
     printed = oomph("predict", f"{ROOT / example}:workload", *options.split())
@@ -130,6 +136,7 @@ GENERATED: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"plan": plans, "predict": prediction, "line": the_line, "gpus": gpus_table},
     "docs/cli.md": {"help": cli_help},
     "docs/reports.md": {"report": report},
+    "docs/live.md": {"live": live_view},
 }
 
 

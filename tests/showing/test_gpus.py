@@ -6,10 +6,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from oomph.records.machine import Device, Machine, Process
+from oomph.records.machine import Machine, Process
 from oomph.sensing.emulated import emulated_machine
 from oomph.showing import gpus
 from oomph.units import GIB
@@ -114,18 +112,3 @@ def test_no_line_is_wider_than_the_terminal(
     assert max(len(line) for line in lines) <= columns
     if columns >= 30:
         assert any("71%" in line for line in lines)  # the one figure that is always there
-
-
-@given(
-    used=st.integers(min_value=0, max_value=100 * GIB),
-    mine=st.integers(min_value=0, max_value=100 * GIB),
-    width=st.integers(min_value=3, max_value=60),
-)
-def test_the_bar_always_has_its_width(used: int, mine: int, width: int) -> None:
-    gpu: Device = EIGHT.gpus[0]
-    assert gpu.processes
-    process = replace(gpu.processes[0], used_bytes=mine)
-    cells = gpus._cells(replace(gpu, used_bytes=used, processes=(process,)), width)
-    assert sum(cells.values()) == width
-    assert min(cells.values()) >= 0
-    assert bool(cells["mine"]) == bool(mine)

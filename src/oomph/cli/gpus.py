@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     emulate = parser.add_argument(
         "--emulate", metavar="MACHINE", help="a machine of the catalogue's GPUs, as in 8xa100-80gb"
     )
-    emulate.completer = _complete_machine  # type: ignore[attr-defined] # argcomplete's protocol
+    emulate.completer = complete_machine  # type: ignore[attr-defined] # argcomplete's protocol
     catalog = parser.add_argument(
         "--catalog",
         nargs="?",
@@ -79,10 +79,10 @@ def run(options: argparse.Namespace) -> int:
     if options.free:
         return _run_free(machine, options)
     _print_machine(machine, as_json=options.json)
-    return _exit_code(machine)
+    return exit_code_of(machine)
 
 
-def _exit_code(machine: Machine) -> int:
+def exit_code_of(machine: Machine) -> int:
     if not machine.is_readable or (machine.gpus and not any(gpu.uuid for gpu in machine.gpus)):
         return EXIT_UNREADABLE
     return EXIT_YES if machine.gpus else EXIT_NO
@@ -116,7 +116,7 @@ def _run_free(machine: Machine, options: argparse.Namespace) -> int:
     """Print the free ones, or nothing: a list that is too short would be taken for the answer."""
     from oomph import verbs
 
-    if _exit_code(machine) == EXIT_UNREADABLE:
+    if exit_code_of(machine) == EXIT_UNREADABLE:
         return _say_no(machine.problem or "no GPU can be read", EXIT_UNREADABLE, options.json)
     found = verbs.free_gpus(machine)
     wanted = options.count or 1
@@ -188,7 +188,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _complete_machine(prefix: str, **_: Any) -> list[str]:
+def complete_machine(prefix: str, **_: Any) -> list[str]:
     count, times, _name = prefix.partition("x")
     counted = f"{count}{times}" if count.isdecimal() else "8x"
     return [f"{counted}{name}" for name in complete_gpu()]

@@ -119,3 +119,14 @@ def _seconds(text: str) -> float:
     from oomph.units import parse_duration
 
     return parse_duration(text)
+
+
+def refuse_without_a_command(options: argparse.Namespace) -> None:
+    """Raises UsageError for what makes sense only with one."""
+    given = {"--for": options.wanted, "--steps": options.steps, "--time": options.time}
+    given["--quiet"] = options.quiet or None
+    for flag, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{flag} goes with a command", attempt="oomph watch --time 5m -- python train.py"
+            )

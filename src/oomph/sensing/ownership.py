@@ -5,17 +5,23 @@ belongs to nothing, or to an innocent process of the same number: there nobody c
 number. A process that we may not look at (hidepid) is told from one that is gone by the owner
 of its directory, or by signal 0.
 
-Limits: /proc is Linux; elsewhere psutil answers what it can.
+Limits: /proc is Linux; elsewhere nobody is known.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import pwd
 from dataclasses import dataclass
-from typing import Any
 
 from oomph.records.machine import Owner
+from oomph.sensing.process_files import (
+    ancestors_of,
+    environment_of,
+    real_uid_of,
+    stat_of,
+    words_of,
+)
 
 RUN_TOKEN = "OOMPH_RUN_ID"  # noqa: S105 - the name of an environment variable
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
@@ -80,56 +86,38 @@ def _invisible(pid: int) -> Facts:
 
 
 def _look(pid: int, uid: int) -> Facts:
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            return Facts(
-                owner=_owner(process, uid),
-                user=_readable(process.username),
-                command=_command(process),
-                started_at=_readable(process.create_time),
-            )
-    except psutil.NoSuchProcess:
-        return _GONE
-    except psutil.AccessDenied:
+    stat = stat_of(pid)
+    if stat is None:
+        if _identity(pid) is None:
+            return _GONE
         return _HIDDEN if uid != os.getuid() else Facts("mine")
+    real_uid = real_uid_of(pid)
+    uid = uid if real_uid is None else real_uid
+    return Facts(
+        owner=_owner(pid, uid),
+        user=_name_of(uid),
+        command=" ".join(words_of(pid)) or stat.name,
+        started_at=stat.started_at,
+    )
 
 
-def _owner(process: Any, uid: int) -> Owner:
-    if process.pid == os.getpid() or _is_my_child(process) or _carries_my_token(process):
+def _owner(pid: int, uid: int) -> Owner:
+    if pid == os.getpid() or os.getpid() in ancestors_of(pid) or _carries_my_token(pid):
         return "this-run"
-    uids = _readable(process.uids)
-    return "mine" if (uids.real if uids else uid) == os.getuid() else "others"
+    return "mine" if uid == os.getuid() else "others"
 
 
-def _is_my_child(process: Any) -> bool:
-    parents = _readable(process.parents) or []
-    return any(parent.pid == os.getpid() for parent in parents)
-
-
-def _carries_my_token(process: Any) -> bool:
+def _carries_my_token(pid: int) -> bool:
     """Catches the workers that a launcher has taken away from under this process."""
     token = os.environ.get(RUN_TOKEN)
-    if not token:
-        return False
-    return (_readable(process.environ) or {}).get(RUN_TOKEN) == token
+    return bool(token) and environment_of(pid).get(RUN_TOKEN) == token
 
 
-def _command(process: Any) -> str | None:
-    words = _readable(process.cmdline)
-    return " ".join(words) if words else _readable(process.name)
-
-
-def _readable(question: Callable[[], Any]) -> Any:
-    """The answer, or None where we may not look, or there is nothing left to see."""
-    import psutil
-
+def _name_of(uid: int) -> str:
     try:
-        return question()
-    except (psutil.AccessDenied, psutil.ZombieProcess):
-        return None
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # a user of another machine, or of a container
+        return str(uid)
 
 
 def pids_are_the_hosts() -> bool:

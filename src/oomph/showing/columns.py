@@ -20,7 +20,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        return max(len(self.heading), *(len(cell) for cell in self.cells), 0)
+        return max(len(self.heading), *map(len, self.cells), 0)
 
     @property
     def is_empty(self) -> bool:
@@ -30,11 +30,14 @@ class Column:
 def fitting(columns: Sequence[Column], width: int) -> list[Column]:
     """The columns that have something to say and fit into `width` together."""
     kept = [column for column in columns if not column.is_empty]
-    while total_width(kept) > width:
+    left = width - total_width(kept)
+    while left < 0:
         droppable = [column for column in kept if column.keep is not None]
         if not droppable:
             break
-        kept.remove(min(droppable, key=lambda column: column.keep or 0))
+        dropped = min(droppable, key=lambda column: column.keep or 0)
+        kept.remove(dropped)
+        left += dropped.width + len(_GAP)
     return kept
 
 
@@ -44,8 +47,12 @@ def total_width(columns: Sequence[Column]) -> int:
 
 def lines(columns: Sequence[Column]) -> list[list[tuple[str, str]]]:
     """The heading and every row, each as (text, style) pieces."""
-    heading = [(_padded(column, column.heading), "bold") for column in columns]
-    rows = [[(_padded(c, c.cells[i]), _style(c, i)) for c in columns] for i in _rows(columns)]
+    widths = [(column, column.width) for column in columns]
+    heading = [(_padded(column, column.heading, width), "bold") for column, width in widths]
+    rows = [
+        [(_padded(column, column.cells[i], width), _style(column, i)) for column, width in widths]
+        for i in _rows(columns)
+    ]
     return [_joined(pieces) for pieces in (heading, *rows)]
 
 
@@ -53,8 +60,8 @@ def _rows(columns: Sequence[Column]) -> range:
     return range(len(columns[0].cells) if columns else 0)
 
 
-def _padded(column: Column, text: str) -> str:
-    return f"{text:{column.align}{column.width}}"
+def _padded(column: Column, text: str, width: int) -> str:
+    return f"{text:{column.align}{width}}"
 
 
 def _style(column: Column, row: int) -> str:

@@ -9,4 +9,6 @@ def printable(text: str) -> str:
     >>> printable("python \\x1b[2Jtrain.py")
     'python ?[2Jtrain.py'
     """
+    if text.isprintable():  # as nearly always
+        return text
     return "".join(character if character.isprintable() else "?" for character in text)

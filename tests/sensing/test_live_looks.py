@@ -1,0 +1,135 @@
+"""Looks for the live view, against the C-level NVML."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import OnMachine
+from nvml.machine import GIB, Gpu, Proc
+
+from oomph.records.live import Look
+from oomph.records.run import GpuSpan
+from oomph.sensing.live_looks import LiveLooks, mean_ratio
+
+Start = Callable[[], LiveLooks]
+
+
+@pytest.fixture
+def looking() -> Iterator[Start]:
+    started: list[LiveLooks] = []
+
+    def start() -> LiveLooks:
+        announced = threading.Event()
+        looks = LiveLooks(announced.set)
+        started.append(looks)
+        looks.start()
+        announced.wait()
+        return looks
+
+    yield start
+    for looks in started:
+        looks.stop()
+
+
+def until(looks: LiveLooks, is_so: Callable[[Look], bool]) -> Look:
+    """The first look that is so."""
+    while True:
+        look = looks.take(even_without_spans=False)
+        if look is not None and is_so(look):
+            return look
+        time.sleep(0.1)
+
+
+def a_span(length_s: float) -> GpuSpan:
+    unknown: dict[str, Any] = dict.fromkeys(
+        (
+            *("used_bytes", "most_used_bytes", "run_bytes", "others_bytes", "num_others"),
+            *("busy_ratio", "least_busy_ratio", "most_busy_ratio", "power_w", "temperature_c"),
+            "throttled_ratio",
+        )
+    )
+    return GpuSpan(gpu=0, began_s=10.0, ended_s=10.0 + length_s, **unknown)
+
+
+def test_the_first_look_has_everything_at_once(on_machine: OnMachine, looking: Start) -> None:
+    on_machine([Gpu(util=40, processes=[Proc(os.getpid(), 3 * GIB)]), Gpu()])
+    first = looking().first
+    assert first is not None
+    gpu = first.machine.gpus[0]
+    assert (gpu.busy_ratio, gpu.used_bytes) == (0.4, 3 * GIB)
+    assert [job.pid for job in first.jobs] == [os.getpid()]
+
+
+def test_later_looks_are_of_the_time_since(on_machine: OnMachine, looking: Start) -> None:
+    machine = on_machine([Gpu(util=40)])
+    looks = looking()
+    machine.gpus[0].util = 80
+    machine.gpus[0].processes = [Proc(os.getpid(), 3 * GIB)]
+    machine.write()
+    look = until(looks, lambda look: look.machine.gpus[0].busy_ratio == 0.8)
+    assert look.machine.driver_version == machine.driver
+    look = until(looks, lambda look: bool(look.machine.gpus[0].processes))
+    assert [job.pid for job in look.jobs] == [os.getpid()]
+
+
+def test_where_no_span_has_ended_busy_is_unknown_and_not_that_of_before(
+    on_machine: OnMachine, looking: Start
+) -> None:
+    on_machine([Gpu(util=40)])
+    looks = looking()
+    until(looks, lambda look: look.machine.gpus[0].busy_ratio == 0.4)
+    assert looks.take(even_without_spans=False) is None
+    look = looks.take(even_without_spans=True)
+    assert look is not None
+    assert look.machine.gpus[0].busy_ratio is None
+
+
+def test_sm_activity_comes_with_the_gpus_that_have_it(
+    on_machine: OnMachine, looking: Start
+) -> None:
+    machine = on_machine([Gpu(architecture=9, sm_active=37), Gpu()])
+    look = until(looking(), lambda look: bool(look.sm_active_ratios))
+    assert look.sm_active_ratios == {machine.uuid(0): 0.37}
+
+
+def test_what_cuda_shows_is_told_by_uuid_in_its_order(
+    on_machine: OnMachine, looking: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = on_machine([Gpu(), Gpu(), Gpu()])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    first = looking().first
+    assert first is not None
+    assert first.visible == (machine.uuid(2), machine.uuid(0))
+
+
+def test_what_cuda_shows_stays_when_a_gpu_is_lost(
+    on_machine: OnMachine, looking: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = on_machine([Gpu(), Gpu()])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    looks = looking()
+    machine.gpus[0].lost = True
+    machine.write()
+    look = until(looks, lambda look: look.machine.gpus[0].problem is not None)
+    assert look.visible == (machine.uuid(1), machine.uuid(0))
+
+
+def test_a_machine_without_a_driver_has_a_first_look_that_says_so(
+    on_machine: OnMachine, looking: Start
+) -> None:
+    on_machine([Gpu()]).unload_driver()
+    first = looking().first
+    assert first is not None
+    assert not first.machine.is_readable
+
+
+def test_a_mean_goes_by_the_length_of_the_spans_that_know_it() -> None:
+    spans = [(a_span(1.0), 1.0), (a_span(3.0), 0.0), (a_span(5.0), None)]
+    assert mean_ratio(spans) == 0.25
+    assert mean_ratio([(a_span(1.0), None)]) is None
+    assert mean_ratio([]) is None
