@@ -401,6 +401,7 @@ def test_an_interval_that_makes_no_sense_is_refused(
         ["--filter", "mine", "--", "true"],
         ["--interval", "2", "--", "true"],
         ["--time", "5m"],
+        ["--html", "report.html"],
         ["--quiet"],
     ],
 )

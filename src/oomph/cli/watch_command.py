@@ -124,7 +124,7 @@ def _seconds(text: str) -> float:
 def refuse_without_a_command(options: argparse.Namespace) -> None:
     """Raises UsageError for what makes sense only with one."""
     given = {"--for": options.wanted, "--steps": options.steps, "--time": options.time}
-    given["--quiet"] = options.quiet or None
+    given |= {"--html": options.html, "--quiet": options.quiet or None}
     for flag, value in given.items():
         if value is not None:
             raise UsageError(
