@@ -37,7 +37,7 @@ class Rollback:
         self._rngs: Rngs = []
 
     def take(self, *, keeps_gradients: bool = True) -> None:
-        """`keeps_gradients=False`: those that are there have been used, and are not needed again."""
+        """keeps_gradients=False: those that are there have been used."""
         self._find_parameters()
         kept = [p for p in self._parameters if keeps_gradients and p.grad is not None]
         self._gradients = [(p, _on_host(p.grad)) for p in kept]
