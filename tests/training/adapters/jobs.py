@@ -172,6 +172,18 @@ class Faults:
         return self.injector.num_raised
 
 
+def strike_in_update(optimizer: Any, injector: OutOfMemoryAt, number: int = 3) -> None:
+    """The next update runs out of memory, once, at its op of that number."""
+    strikes = [number]
+
+    def arm(*_: Any) -> None:
+        injector.arm(strikes)
+        strikes.clear()
+
+    optimizer.register_step_pre_hook(arm)
+    optimizer.register_step_post_hook(lambda *_: injector.disarm())
+
+
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
 

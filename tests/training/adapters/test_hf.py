@@ -259,9 +259,8 @@ def test_the_first_update_may_run_out_of_memory(tmp_path: Path) -> None:
         def __init__(self) -> None:
             self.injector = jobs.OutOfMemoryAt()
 
-        def on_pre_optimizer_step(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-            if state.global_step == 0:
-                self.injector.arm([9])
+        def on_train_begin(self, *_: Any, optimizer: Any, **__: Any) -> None:
+            jobs.strike_in_update(optimizer.optimizer, self.injector)
 
     options: Any = {"optim": "adamw_torch", "learning_rate": 0.01}
     whole = trained(tmp_path, jobs.make(), **options)
@@ -278,6 +277,7 @@ def test_the_first_update_may_run_out_of_memory(tmp_path: Path) -> None:
         torch.manual_seed(3)
         trainer.train()
     assert callback.injector.num_raised == 1
+    assert trainer.optimizer.param_groups[0]["foreach"] is False  # one by one
     jobs.assert_close(jobs.weights_of(model), jobs.weights_of(whole.model), 1e-12)
 
 

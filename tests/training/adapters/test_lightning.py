@@ -218,18 +218,18 @@ def test_training_resumed_from_a_checkpoint_with_errors_ends_as_without(tmp_path
 
 def test_the_first_update_may_run_out_of_memory(tmp_path: Path) -> None:
     class InUpdate(Once):
+        def on_train_start(self, trainer: Any, *_: Any) -> None:
+            jobs.strike_in_update(trainer.optimizers[0], self.injector)
+
         def on_train_batch_start(self, *_: Any) -> None:
             pass
 
-        def on_before_optimizer_step(self, trainer: Any, *_: Any) -> None:
-            if trainer.global_step == 0:
-                self.injector.arm(self._strikes)
-
     whole = trained(tmp_path, jobs.make())
-    once = InUpdate(3)
+    once = InUpdate()
     with once.injector:
         recovered = trained(tmp_path, jobs.make(), oomph.lightning.Guard(), callbacks=[once])
     assert once.injector.num_raised == 1
+    assert recovered.optimizers[0].param_groups[0]["foreach"] is False  # one by one
     assert_same_training(recovered, whole, 1e-12)
 
 
