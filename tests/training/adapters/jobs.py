@@ -134,7 +134,7 @@ def collate(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 def loader(rows: Any = None, batch: int = BATCH) -> Any:
-    return DataLoader(rows or examples(), batch, collate_fn=collate)
+    return DataLoader(rows or examples(), batch, collate_fn=collate)  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def test_the_trainer_in_place_of_transformers(tmp_path: Path) -> None:
         }
         exec(example("oomph.hf.Trainer("), names)  # noqa: S102
         assert gpu.num_out_of_memory == 1
-        assert names["trainer"].state.global_step == NUM // BATCH  # type: ignore[attr-defined]
+        assert names["trainer"].state.global_step == NUM // BATCH
 
 
 def test_the_mixin_before_a_trainer(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_guard_of_lightning(tmp_path: Path) -> None:
         rows = jobs.loader(jobs.examples(NUM, 32), BATCH)
         names = {"oomph": oomph, "Trainer": trainer, "module": module, "loader": rows}
         exec(example("oomph.lightning.Guard"), names)  # noqa: S102
-        assert names["guard"].num_ooms == 1  # type: ignore[attr-defined]
+        assert names["guard"].num_ooms == 1
     assert module.model.used.whole == [*range(NUM)]
 
 
@@ -132,5 +132,5 @@ def test_the_guard_of_accelerate() -> None:
             "loader": jobs.loader(jobs.examples(NUM, 32), BATCH),
         }
         exec(example("oomph.accelerate.Guard"), names)  # noqa: S102
-        assert names["guard"].num_ooms == 1  # type: ignore[attr-defined]
+        assert names["guard"].num_ooms == 1
     assert model.used.since == [*range(NUM)]

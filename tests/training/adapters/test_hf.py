@@ -208,7 +208,7 @@ def test_a_loss_of_ones_own_is_found_out_too(tmp_path: Path) -> None:
             loss = model(labels=labels, **inputs)["loss"]
             return loss * (labels != -100).sum() / 50
 
-    class Guarded(oomph.hf.TrainerMixin, Summing):  # type: ignore[misc, name-defined]
+    class Guarded(oomph.hf.TrainerMixin, Summing):
         pass
 
     model = jobs.make()
@@ -282,7 +282,7 @@ def test_the_first_update_may_run_out_of_memory(tmp_path: Path) -> None:
 
 
 def test_an_error_that_is_none_of_memory_leaves_the_last_whole_step(tmp_path: Path) -> None:
-    class Interrupted(oomph.hf.TrainerMixin, transformers.Trainer):  # type: ignore[misc, name-defined]
+    class Interrupted(oomph.hf.TrainerMixin, transformers.Trainer):  # type: ignore[misc]
         num_steps = 0
 
         def compute_loss(self, *args: Any, **keywords: Any) -> Any:
