@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch names it
 from torch.utils.data import DataLoader
 
+from oomph.training.adapters.window import Piece
 from oomph.training.rollback import Rollback
 from training.stepper_kinds import OutOfMemoryAt as OutOfMemoryAt
 
@@ -150,12 +152,41 @@ def undone(used: Used) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def only_in_pieces(injector: OutOfMemoryAt) -> Iterator[None]:
+    """Errors strike in forward and backward, and not in what the library does around them."""
+    enter, leave = Piece.__enter__, Piece.__exit__
+    kept: list[Any] = [0, []]  # ops so far, and what is armed
+
+    def entered(piece: Piece) -> Any:
+        injector.num_ops, injector.armed = kept
+        return enter(piece)
+
+    def left(piece: Piece, *error: Any) -> bool:
+        kept[:] = injector.num_ops, injector.armed
+        injector.disarm()
+        return leave(piece, *error)
+
+    def arm(numbers: Sequence[int]) -> None:
+        kept[:] = 0, list(numbers)
+
+    with (
+        injector,
+        patch.object(Piece, "__enter__", entered),
+        patch.object(Piece, "__exit__", left),
+        patch.object(injector, "arm", arm),
+    ):
+        yield
+
+
 class Faults:
     """Errors at random ops of forward and backward, up to three in each step."""
 
-    def __init__(self, used: Used, *, seed: int = 0, num_ops: int = 30) -> None:
-        self.injector = OutOfMemoryAt(used.undo)
-        self._used, self._num_ops = used, num_ops  # fewer than forward and backward have
+    def __init__(self, model: Any, *, seed: int = 0, batches: int = 1, row: Any = None) -> None:
+        """`batches` to one step of the optimizer; `row`: an example, where it is none of these."""
+        self.injector = OutOfMemoryAt(model.used.undo)
+        self._used = model.used
+        self._num_ops = batches * num_ops(model, row or examples(1)[0])
         self._chance = random.Random(seed)  # noqa: S311
 
     def begin_step(self) -> None:
@@ -170,6 +201,14 @@ class Faults:
     @property
     def num_raised(self) -> int:
         return self.injector.num_raised
+
+
+def num_ops(model: Any, row: Any) -> int:
+    """Of forward and backward of a batch, or a little fewer; they do not depend on its size."""
+    counting, twin = OutOfMemoryAt(), copy.deepcopy(model)
+    with counting:
+        twin(**collate([row, row]))["loss"].backward()
+    return counting.num_ops
 
 
 def strike_in_update(optimizer: Any, injector: OutOfMemoryAt, number: int = 3) -> None:

@@ -64,7 +64,7 @@ def test_training_with_errors_is_training_without(kind: Any, weight: Any, accumu
     whole.epoch()
     run = Run(jobs.make(kind), accumulated)
     guard = oomph.accelerate.Guard(run.accelerator, run.model, run.optimizer, weight=weight)
-    faults = jobs.Faults(run.model.used)
+    faults = jobs.Faults(run.model, batches=accumulated)
     with faults.injector:
         run.epoch(guard, faults)
         run.epoch(guard, faults)
@@ -94,7 +94,7 @@ def test_pieces_of_ones_own_forward_are_recovered_too() -> None:
 
     run = ByPieces(jobs.make(), 3)
     guard = oomph.accelerate.Guard(run.accelerator, run.model, run.optimizer, weight="tokens")
-    faults = jobs.Faults(run.model.used)
+    faults = jobs.Faults(run.model, batches=3)
     with faults.injector:
         run.epoch(guard, faults)
     assert guard.num_ooms == faults.num_raised >= 2

@@ -107,7 +107,7 @@ def test_training_with_errors_is_training_without(
     options: Any = {"gradient_accumulation_steps": accumulated, "max_grad_norm": 0.3}
     whole = trained(tmp_path, jobs.make(kind), **options)
     model = jobs.make(kind)
-    faults = jobs.Faults(model.used)
+    faults = jobs.Faults(model, batches=accumulated)
     recovered = trained(tmp_path, model, kind=oomph.hf.Trainer, faults=faults, **options)
     assert faults.num_raised >= 4
     assert len(recovered.model.used.whole) == 2 * jobs.NUM
@@ -193,7 +193,7 @@ def test_models_of_transformers_train_as_without_errors(
     def run(kind: Any, *seeds: int) -> Any:
         model = make()
         model.used = jobs.Used()
-        faults = [jobs.Faults(model.used, seed=seed, num_ops=100) for seed in seeds]
+        faults = [jobs.Faults(model, seed=s, batches=accumulated, row=data[0]) for s in seeds]
         return trained(tmp_path, model, kind=kind, faults=faults[0] if faults else None, **options)
 
     recovered = run(oomph.hf.Trainer, 1)
@@ -212,7 +212,7 @@ def test_a_loss_of_ones_own_is_found_out_too(tmp_path: Path) -> None:
         pass
 
     model = jobs.make()
-    recovered = trained(tmp_path, model, kind=Guarded, faults=jobs.Faults(model.used))
+    recovered = trained(tmp_path, model, kind=Guarded, faults=jobs.Faults(model))
     assert recovered._oomph_window._weight == "sum"
     assert_same_training(recovered, trained(tmp_path, jobs.make(), kind=Summing), 1e-12)
 
@@ -233,7 +233,7 @@ def test_training_resumed_from_a_checkpoint_with_errors_ends_as_without(tmp_path
         tmp_path / "resumed",
         first,
         kind=oomph.hf.Trainer,
-        faults=jobs.Faults(first.used),
+        faults=jobs.Faults(first, batches=2),
         **options,
     )
     again = jobs.make()
@@ -241,7 +241,7 @@ def test_training_resumed_from_a_checkpoint_with_errors_ends_as_without(tmp_path
         tmp_path / "resumed",
         again,
         kind=oomph.hf.Trainer,
-        faults=jobs.Faults(again.used, seed=1),
+        faults=jobs.Faults(again, batches=2),
         resume=str(tmp_path / "resumed" / "checkpoint-3"),
         **options,
     )

@@ -91,7 +91,7 @@ def trained(
     )
     torch.manual_seed(3)
     if faults:
-        with faults.injector:
+        with jobs.only_in_pieces(faults.injector):
             trainer.fit(trained, rows or jobs.loader(), ckpt_path=resume)
     else:
         trainer.fit(trained, rows or jobs.loader(), ckpt_path=resume)
@@ -120,7 +120,7 @@ def test_training_with_errors_is_training_without(
     options: Any = {"accumulate_grad_batches": accumulated, "gradient_clip_val": 0.3}
     whole = trained(tmp_path, jobs.make(kind), **options)
     job = jobs.make(kind)
-    faults = jobs.Faults(job.used)
+    faults = jobs.Faults(job, batches=accumulated)
     guard = oomph.lightning.Guard(weight=weight)
     recovered = trained(tmp_path, job, guard, faults, **options)
     assert guard.num_ooms == faults.num_raised >= 4
@@ -140,31 +140,51 @@ def test_without_errors_it_is_bit_for_bit_lightning(tmp_path: Path) -> None:
 
 
 class Once(pl.Callback):  # type: ignore[misc]
-    """Errors strike in the first batch, at these ops, attempt by attempt."""
+    """Errors strike in one batch, at these ops, attempt by attempt."""
 
-    def __init__(self, *strikes: int) -> None:
+    def __init__(self, number: int = -1, *strikes: int) -> None:
         self.injector = jobs.OutOfMemoryAt()
-        self._strikes = strikes
+        self._number, self._strikes = number, strikes
 
     def on_train_batch_start(self, _: Any, __: Any, ___: Any, number: int) -> None:
-        self.injector.arm(self._strikes if number == 0 else ())
+        self.injector.arm(self._strikes if number == self._number else ())
 
     def on_before_optimizer_step(self, *_: Any) -> None:
         self.injector.disarm()
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
+class Sized(pl.Callback):  # type: ignore[misc]
+    """Notes the sizes of each batch, or has it trained in those of another run."""
+
+    def __init__(self, guard: Any, sizes: list[int] | None = None) -> None:
+        self._guard, self._given = guard, sizes
+        self.sizes: list[int] = []
+
+    def on_train_batch_start(self, _: Any, __: Any, ___: Any, number: int) -> None:
+        if self._given is not None:
+            self._guard._window._recovery.sizes._first = self._given[number]
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.sizes.append(self._guard.micro_batch)
+        torch.rand(3)  # as a loader does that augments
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
 def test_dropout_is_that_of_the_same_pieces_without_errors(
     accumulated: int, tmp_path: Path
 ) -> None:
+    """Batches that are run again have the random numbers that they had."""
     options: Any = {"accumulate_grad_batches": accumulated, "max_epochs": 1}
-    sized = oomph.lightning.Guard(micro_batch=3, weight="tokens")
-    pieces = trained(tmp_path, jobs.make(dropout=0.3), sized, **options)
-    once, guard = Once(5, 25), oomph.lightning.Guard(weight="tokens")
-    with once.injector:
+    once, guard = Once(1, 5, 100), oomph.lightning.Guard(weight="tokens")
+    noted = Sized(guard)
+    with jobs.only_in_pieces(once.injector):
         job = jobs.make(dropout=0.3)
-        recovered = trained(tmp_path, job, guard, callbacks=[once], **options)
-    assert (guard.num_ooms, guard.micro_batch) == (2, 3)
+        recovered = trained(tmp_path, job, guard, callbacks=[once, noted], **options)
+    assert noted.sizes == [12, 3, 3, 3]
+    other = oomph.lightning.Guard(weight="tokens")
+    given = Sized(other, noted.sizes)
+    pieces = trained(tmp_path, jobs.make(dropout=0.3), other, callbacks=[given], **options)
+    assert (other.num_ooms, given.sizes) == (0, noted.sizes)
     jobs.assert_equal(
         jobs.weights_of(recovered.lightning_module), jobs.weights_of(pieces.lightning_module)
     )
@@ -199,9 +219,9 @@ def test_training_resumed_from_a_checkpoint_with_errors_ends_as_without(tmp_path
 
     whole = run("whole", jobs.make())
     first = jobs.make()
-    run("resumed", first, oomph.lightning.Guard(weight="tokens"), jobs.Faults(first.used))
+    run("resumed", first, oomph.lightning.Guard(weight="tokens"), jobs.Faults(first))
     again = jobs.make()
-    faults = jobs.Faults(again.used)
+    faults = jobs.Faults(again)
     (checkpoint,) = (tmp_path / "resumed").glob("*step=4.ckpt")  # of 8
     guard = oomph.lightning.Guard(weight="tokens")
     resumed = run("resumed", again, guard, faults, str(checkpoint))
@@ -263,21 +283,6 @@ def test_on_a_gpu_that_is_too_small_training_is_that_of_a_large_one(tmp_path: Pa
         assert gpu.num_out_of_memory == guard.num_ooms == 1
         assert guard.micro_batch == 16
         assert_same_training(recovered, whole, 1e-5)
-
-
-class Sized(pl.Callback):  # type: ignore[misc]
-    """Notes the sizes of each batch, or has it trained in those of another run."""
-
-    def __init__(self, guard: Any, sizes: list[int] | None = None) -> None:
-        self._guard, self._given = guard, sizes
-        self.sizes: list[int] = []
-
-    def on_train_batch_start(self, _: Any, __: Any, ___: Any, number: int) -> None:
-        if self._given is not None:
-            self._guard._window._recovery.sizes._first = self._given[number]
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.sizes.append(self._guard.micro_batch)
 
 
 def test_a_loss_scaler_is_that_of_the_same_pieces(tmp_path: Path) -> None:
