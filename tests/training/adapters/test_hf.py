@@ -328,6 +328,7 @@ def test_on_a_gpu_that_is_too_small_training_is_that_of_a_large_one(tmp_path: Pa
     assert logged(recovered, "num_ooms") == [1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_mixed_precision_is_that_of_the_same_pieces(precision: str, tmp_path: Path) -> None:
     options: Any = {precision: True, "gradient_accumulation_steps": 2, "max_grad_norm": 0.1}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import oomph
 from oomph.errors import UsageError
 from oomph.training.adapters.window import Window, check_alone, total_loss
 
@@ -59,3 +61,32 @@ def test_what_would_have_to_agree_is_refused(num: int, is_engine: bool) -> None:
     check_alone(1, is_engine=False, library="a library")
     with pytest.raises(UsageError, match="a library"):
         check_alone(num, is_engine=is_engine, library="a library")
+
+
+def test_recoveries_leave_no_memory_behind() -> None:
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32)) for _ in range(2)]
+    with oomph.emulated_gpu("32MiB") as gpu:
+        model = nn.Sequential(*blocks).cuda()
+        window = Window(model, [torch.optim.SGD(model.parameters(), 0.1)], lambda _: None)
+        batch = torch.randn(8192, 32).cuda()
+
+        def work(piece: Any) -> Any:
+            loss = model(piece.data).square().mean()
+            (loss * piece.share).backward()
+            return loss.detach()
+
+        def recover(count: int) -> tuple[int, int]:
+            for _ in range(count):
+                window.forget_sizes()
+                window.run(batch, work)
+                window.close()
+                model.zero_grad()
+            gc.collect()
+            torch.cuda.empty_cache()
+            return gpu.allocated_bytes, gpu.reserved_bytes
+
+        before = recover(3)
+        after = recover(30)
+    assert window.num_ooms >= 33
+    assert after <= before

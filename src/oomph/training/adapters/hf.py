@@ -153,5 +153,6 @@ def __getattr__(name: str) -> Any:
     class Trainer(TrainerMixin, transformers.Trainer):  # type: ignore[misc]
         """transformers.Trainer, whose batches are split where memory runs out."""
 
+    Trainer.__qualname__ = "Trainer"
     globals()["Trainer"] = Trainer
     return Trainer
