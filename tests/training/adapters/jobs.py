@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch names it
 from torch.utils.data import DataLoader
 
-from oomph.training.adapters.window import Piece
+from oomph.training.adapters.pieces import Piece
 from oomph.training.rollback import Rollback
 from training.stepper_kinds import OutOfMemoryAt as OutOfMemoryAt
 

@@ -285,6 +285,7 @@ def test_on_a_gpu_that_is_too_small_training_is_that_of_a_large_one(tmp_path: Pa
         assert_same_training(recovered, whole, 1e-5)
 
 
+@pytest.mark.slow
 def test_a_loss_scaler_is_that_of_the_same_pieces(tmp_path: Path) -> None:
     options: Any = {"precision": "16-mixed", "gradient_clip_val": 0.1, "limit_train_batches": 2}
     guard = oomph.lightning.Guard(weight="tokens")

@@ -11,7 +11,9 @@ from torch import nn
 
 import oomph
 from oomph.errors import UsageError
-from oomph.training.adapters.window import Window, check_alone, total_loss
+from oomph.training.adapters.limits import check_alone
+from oomph.training.adapters.pieces import total_loss
+from oomph.training.adapters.window import Window
 
 
 def run(model: nn.Module, said: list[str], **options: Any) -> Any:

@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from oomph.training.adapters.limits import check_alone
+from oomph.training.adapters.pieces import Piece, total_loss
 from oomph.training.adapters.update import make_whole
-from oomph.training.adapters.window import Piece, Window, check_alone, total_loss
+from oomph.training.adapters.window import Window
 from oomph.training.stepper_options import several
 
 if TYPE_CHECKING:

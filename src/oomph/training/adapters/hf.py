@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from oomph.training.adapters.limits import check_alone
 from oomph.training.adapters.normaliser import find_weight
 from oomph.training.adapters.options import Options
+from oomph.training.adapters.pieces import Opened, Piece, total_loss
 from oomph.training.adapters.update import make_whole
-from oomph.training.adapters.window import Opened, Piece, Window, check_alone, total_loss
+from oomph.training.adapters.window import Window
 from oomph.training.weights import Weight
 
 if TYPE_CHECKING:

@@ -19,8 +19,10 @@ import torch
 from oomph.errors import UsageError
 from oomph.training.adapters.lightning_logs import Logged, joined, log_once, recorded
 from oomph.training.adapters.lightning_metrics import RollbackWithMetrics
+from oomph.training.adapters.limits import check_alone
+from oomph.training.adapters.pieces import Piece, total_loss
 from oomph.training.adapters.update import make_whole
-from oomph.training.adapters.window import Piece, Window, check_alone, total_loss
+from oomph.training.adapters.window import Window
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from oomph.training.adapters.window import Piece
+from oomph.training.adapters.pieces import Piece
 
 _SUMS, _MOST, _LEAST = ("sum", torch.sum), ("max", torch.max), ("min", torch.min)
 

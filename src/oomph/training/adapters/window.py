@@ -11,59 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import How
 from oomph.training import apply, splitting
+from oomph.training.adapters.limits import tell_of_norms
+from oomph.training.adapters.pieces import Opened, Piece
 from oomph.training.out_of_memory import is_out_of_memory
 from oomph.training.recovery import Recovery, planned_sizes, said_by, tried_twice
 from oomph.training.recovery_sizes import Sizes
 from oomph.training.recovery_tricks import NAMES, LastResorts
-from oomph.training.rollback import Rngs, Rollback, restore_rngs, rng_states
+from oomph.training.rollback import Rollback, restore_rngs, rng_states
 from oomph.training.stepper_batches import Split
-from oomph.training.stepper_micro import Micro
 from oomph.training.stepper_options import device_kind
 from oomph.training.stepper_signals import SignalsHeld
 from oomph.training.weights import Weight, weigher, weights_of
 
 # (batch, sizes -> its pieces) -> what its loss is a mean of
-FindWeight = Callable[["Opened", Callable[[Sequence[int]], Sequence[Any]]], Weight]
-
-
-@dataclass(slots=True)
-class Opened:
-    """One batch of the library, kept until its optimizer steps: it may be run again."""
-
-    data: Any
-    num: int
-    elements: int  # of one example
-    said: Any  # by the library, to know the batch by when it is run again
-    rngs: Rngs
-    size: int = 0  # examples at a time; 0: not run yet
-
-
-class Piece(Micro):
-    """`with piece:` is where its forward and backward go; an out-of-memory error ends there."""
-
-    __slots__ = ("is_again", "said")
-
-    def __init__(
-        self, window: Window, opened: Opened, data: Any, num: int, share: float, *, is_first: bool
-    ) -> None:
-        super().__init__(window, data, num, share, is_first=is_first)
-        self.said = opened.said
-        self.is_again = opened is not window.newest  # the library has its loss already
-
-    @property
-    def share(self) -> float:
-        """What the piece's loss counts for in that of its batch."""
-        return self._share
+FindWeight = Callable[[Opened, Callable[[Sequence[int]], Sequence[Any]]], Weight]
 
 
 class Window:
@@ -142,7 +110,7 @@ class Window:
         self.micro_batch = self._opened[-1].size
         if self.micro_batch < self._opened[-1].num and not self._has_looked_for_norms:
             self._has_looked_for_norms = True
-            _tell_of_norms(self._model, self._say)
+            tell_of_norms(self._model, self._say)
 
     def close(self) -> None:
         """The library's optimizer steps: nothing of this window is run again."""
@@ -280,31 +248,3 @@ class Window:
 
     def _clear(self) -> None:
         self._opened, self._running, self.newest = [], None, None
-
-
-def total_loss(done: Sequence[tuple[Piece, Any]]) -> Any:
-    """The loss of a batch from those of its pieces, which have no graph."""
-    if len(done) == 1:
-        return done[0][1]
-    return sum(loss * piece.share for piece, loss in done)
-
-
-def _tell_of_norms(model: Any, say: Callable[[str], None]) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.training:
-            say(
-                f"{name} normalises each part of a batch by itself: training differs from that of"
-                " whole batches. GroupNorm, or BatchNorm in eval, would not"
-            )
-            return
-
-
-def check_alone(num_processes: int, *, is_engine: bool, library: str) -> None:
-    """Raises UsageError where an error of one process would leave others waiting."""
-    if num_processes > 1 or is_engine:
-        what = "an engine that accumulates by itself" if is_engine else f"{num_processes} processes"
-        raise UsageError(
-            f"out-of-memory errors are not recovered from in {library} with {what}",
-            because="all have to agree on the error of one, in the middle of their backward",
-            attempt="one process, or a plan (oomph plan --gpus) that fits without",
-        )
