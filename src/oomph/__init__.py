@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from oomph.verbs import predict as predict
     from oomph.verbs import print_gpu_utilisation as print_gpu_utilisation
     from oomph.verbs.training import Stepper as Stepper
+    from oomph.verbs.training import accelerate as accelerate
     from oomph.verbs.training import apply as apply
+    from oomph.verbs.training import hf as hf
+    from oomph.verbs.training import lightning as lightning
 
     gpu_utilization = gpu_utilisation
     print_gpu_utilization = print_gpu_utilisation
@@ -36,12 +39,15 @@ _HOMES = {
     "Script": ("oomph.records.script", "Script"),
     "Stepper": ("oomph.verbs.training", "Stepper"),
     "Workload": ("oomph.records.workload", "Workload"),
+    "accelerate": ("oomph.verbs.training", "accelerate"),
     "check": ("oomph.verbs", "check"),
     "emulated_gpu": ("oomph.verbs", "emulated_gpu"),
     "apply": ("oomph.verbs.training", "apply"),
     "gpu_utilisation": ("oomph.verbs", "gpu_utilisation"),
     "gpu_utilization": ("oomph.verbs", "gpu_utilisation"),
     "gpus": ("oomph.verbs", "gpus"),
+    "hf": ("oomph.verbs.training", "hf"),
+    "lightning": ("oomph.verbs.training", "lightning"),
     "load_plan": ("oomph.verbs", "load_plan"),
     "plan": ("oomph.verbs", "plan"),
     "predict": ("oomph.verbs", "predict"),
@@ -55,12 +61,15 @@ __all__ = [
     "Stepper",
     "Workload",
     "__version__",
+    "accelerate",
     "apply",
     "check",
     "emulated_gpu",
     "gpu_utilisation",
     "gpu_utilization",
     "gpus",
+    "hf",
+    "lightning",
     "load_plan",
     "plan",
     "predict",

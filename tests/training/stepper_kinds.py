@@ -12,8 +12,8 @@ from torch.nn import functional as F  # noqa: N812 - as torch names it
 from torch.utils._python_dispatch import TorchDispatchMode
 from tracing.zoo.attention import Vit
 
-from oomph.training.adapters import put_adapters
 from oomph.training.checkpointing import checkpoint_blocks
+from oomph.training.low_rank import put_adapters
 from training import language_models
 
 NUM = 12  # examples in a batch: 12, 6, 3 and 1 at a time

@@ -120,7 +120,7 @@ def set_allocator(how: Variant) -> None:
 def put_on_built(model: Any, how: How) -> Any:
     """The model with what of `how` comes before it is moved to the GPU."""
     if how.adapters != "none":
-        from oomph.training.adapters import put_adapters
+        from oomph.training.low_rank import put_adapters
 
         put_adapters(model, is_quantised=how.adapters == "qlora")
     return model

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from oomph.records.possible import Possible
-from oomph.training.adapters import adaptable
 from oomph.training.attention import attention_is
 from oomph.training.blocks import find_blocks
 from oomph.training.chunked_loss import why_not
+from oomph.training.low_rank import adaptable
 
 _BATCH_NORMS = (torch.nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (torch.nn.modules.dropout._DropoutNd,)

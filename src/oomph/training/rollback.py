@@ -21,6 +21,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 _Restore = Callable[[Any], Any]
+Rngs = list[tuple[_Restore, Any]]  # how to restore each generator, and what to
 
 
 class Rollback:
@@ -33,12 +34,14 @@ class Rollback:
         self._shape: list[int] = []
         self._gradients: list[tuple[Any, Any]] = []
         self._buffers = _Buffers(model)
-        self._rngs: list[tuple[_Restore, Any]] = []
+        self._rngs: Rngs = []
 
-    def take(self) -> None:
+    def take(self, *, keeps_gradients: bool = True) -> None:
+        """keeps_gradients=False: those that are there have been used."""
         self._find_parameters()
-        self._gradients = [(p, _on_host(p.grad)) for p in self._parameters if p.grad is not None]
-        self._rngs = _rng_states(self._device_kind(), self._keeps_other_rngs)
+        kept = [p for p in self._parameters if keeps_gradients and p.grad is not None]
+        self._gradients = [(p, _on_host(p.grad)) for p in kept]
+        self._rngs = rng_states(self._device_kind(), self._keeps_other_rngs)
         self._buffers.take()
 
     def undo(self) -> None:
@@ -46,8 +49,7 @@ class Rollback:
             parameter.grad = None
         for parameter, gradient in self._gradients:
             parameter.grad = gradient.to(parameter.device, copy=True)
-        for restore, state in self._rngs:
-            restore(state)
+        restore_rngs(self._rngs)
         self._buffers.undo()
         torch.clear_autocast_cache()  # weights that were cast, and the graph that they are in
 
@@ -74,9 +76,8 @@ def _on_host(tensor: Any) -> Any:
 # ---- generators --------------------------------------------------------------------------------
 
 
-def _rng_states(device_kind: str, keeps_other_rngs: bool) -> list[tuple[_Restore, Any]]:
-    """How to restore each generator, and what to."""
-    states: list[tuple[_Restore, Any]] = [(torch.set_rng_state, torch.get_rng_state())]
+def rng_states(device_kind: str, keeps_other_rngs: bool) -> Rngs:
+    states: Rngs = [(torch.set_rng_state, torch.get_rng_state())]
     device: Any = getattr(torch, device_kind, None)  # torch.cuda, torch.mps, torch.xpu
     if device_kind != "cpu" and hasattr(device, "get_rng_state"):
         states.append((device.set_rng_state, device.get_rng_state()))
@@ -85,6 +86,11 @@ def _rng_states(device_kind: str, keeps_other_rngs: bool) -> list[tuple[_Restore
         if numpy := sys.modules.get("numpy"):
             states.append((numpy.random.set_state, numpy.random.get_state()))
     return states
+
+
+def restore_rngs(states: Rngs) -> None:
+    for restore, state in states:
+        restore(state)
 
 
 # ---- buffers -----------------------------------------------------------------------------------

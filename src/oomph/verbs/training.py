@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oomph.records.plan import Plan
+    from oomph.training.adapters import accelerate as accelerate
+    from oomph.training.adapters import hf as hf
+    from oomph.training.adapters import lightning as lightning
     from oomph.training.stepper import Stepper as Stepper
 
 
@@ -21,7 +24,14 @@ def apply(plan: Plan, model: Any, make_optimizer: Callable[[Any], Any] | None = 
     return training.apply(plan, model, make_optimizer)
 
 
+_ADAPTERS = ("hf", "lightning", "accelerate")  # modules, each of a library that it imports
+
+
 def __getattr__(name: str) -> Any:
+    if name in _ADAPTERS:
+        import importlib
+
+        return importlib.import_module(f"oomph.training.adapters.{name}")
     if name != "Stepper":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from oomph.training.stepper import Stepper

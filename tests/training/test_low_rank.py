@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oomph.errors import UsageError
-from oomph.training.adapters import ALPHA, RANK, adaptable, put_adapters
+from oomph.training.low_rank import ALPHA, RANK, adaptable, put_adapters
 from training import language_models as lm
 
 

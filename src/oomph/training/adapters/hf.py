@@ -1,0 +1,160 @@
+"""Hugging Face: a Trainer -> the same, whose batches are split where memory runs out.
+
+trainer = oomph.hf.Trainer(model=model, args=args, train_dataset=data)      # instead of Trainer
+class MyTrainer(oomph.hf.TrainerMixin, SFTTrainer): ...                     # one of one's own
+
+Each batch of the loader goes through the Trainer's own `training_step`, whole or piece by piece:
+steps, batches, logs, schedule, clipping, loss scaler, checkpoints and callbacks are the Trainer's.
+`auto_find_batch_size` has nothing left to do. Held against transformers 5.22; one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from oomph.training.adapters.limits import check_alone
+from oomph.training.adapters.normaliser import find_weight
+from oomph.training.adapters.options import Options
+from oomph.training.adapters.pieces import Opened, Piece, total_loss
+from oomph.training.adapters.update import make_whole
+from oomph.training.adapters.window import Window
+from oomph.training.weights import Weight
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Trainer
+else:
+    _Trainer = object  # any Trainer, which comes after it
+
+
+class TrainerMixin(_Trainer):  # type: ignore[misc]
+    """Put it before a Trainer: `class MyTrainer(oomph.hf.TrainerMixin, Trainer)`.
+
+    The Trainer is made as ever, with these keywords more, all of them as for a Stepper: plan,
+    micro_batch, weight (found out when it is needed, unless told), whole, split, last_resorts,
+    keeps_other_rngs. `per_device_train_batch_size` is the batch, and not what has to fit.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        own = [name for name in Options.__annotations__ if name in keywords]
+        self._oomph_options: Any = {name: keywords.pop(name) for name in own}
+        self._oomph_window: Window | None = None
+        super().__init__(*args, **keywords)
+
+    # ---- what the Trainer calls ----------------------------------------------------------------
+
+    def train(self, *args: Any, **keywords: Any) -> Any:
+        """The Trainer's; what was learnt of sizes in a training before is not kept."""
+        self._oomph_window = None
+        return super().train(*args, **keywords)
+
+    def create_optimizer(self, *args: Any, **keywords: Any) -> Any:
+        """The Trainer's, whose step is whole or did not happen."""
+        optimizer = super().create_optimizer(*args, **keywords)
+        make_whole(getattr(optimizer, "optimizer", optimizer))
+        return optimizer
+
+    def training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None, **keywords: Any
+    ) -> Any:
+        """The Trainer's, of each piece; the loss of the whole batch."""
+        training_step = super().training_step
+
+        def work(piece: Piece) -> Any:
+            with _weighted(self.accelerator, piece.share):
+                return training_step(model, piece.data, num_items_in_batch, **keywords)
+
+        window = self._window()
+        loss = total_loss(window.run(inputs, work, said=(model, num_items_in_batch)))
+        if self.accelerator.sync_gradients:  # the last batch before a step
+            window.close()
+        return loss
+
+    def log(self, logs: dict[str, float], *args: Any, **keywords: Any) -> None:
+        """Beside the loss: examples at a time, and errors so far, once there was one."""
+        window = self._oomph_window
+        if window is not None and window.num_ooms and "loss" in logs:
+            logs["micro_batch"] = float(window.micro_batch or 0)
+            logs["num_ooms"] = float(window.num_ooms)
+        super().log(logs, *args, **keywords)
+
+    # ---- what it is split by -------------------------------------------------------------------
+
+    def _window(self) -> Window:
+        """Of this training: the next may have another optimizer."""
+        if self._oomph_window is None:
+            is_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled
+            num = max(self.args.world_size, self.args.n_gpu)
+            check_alone(num, is_engine=is_engine, library="the Trainer")
+            options = {"find_weight": self._find_weight, **self._oomph_options}
+            self._oomph_window = Window(self.model, [self.optimizer], _say, **options)
+        return self._oomph_window
+
+    def _find_weight(
+        self, opened: Opened, split: Callable[[Sequence[int]], Sequence[Any]]
+    ) -> Weight:
+        """Some models divide by `num_items_in_batch`, others take it and do not use it."""
+        import torch
+
+        model, num_items = opened.said
+
+        def loss_of(inputs: Any) -> float:
+            with torch.no_grad(), self.compute_loss_context_manager():
+                prepared = self._prepare_inputs(inputs)
+                return float(self.compute_loss(model, prepared, num_items_in_batch=num_items))
+
+        model.eval()  # dropout would differ; the Trainer's step sets it to training again
+        return find_weight(
+            loss_of,
+            opened.data,
+            opened.num,
+            split,
+            is_rounded=self.args.bf16 or self.args.fp16 or _is_half(model),
+            is_shifted=getattr(self, "_loss_shifts_labels", False),
+        )
+
+
+@contextmanager
+def _weighted(accelerator: Any, share: float) -> Iterator[None]:
+    """Whatever the Trainer hands to `accelerator.backward` counts so much."""
+    if share == 1:
+        yield
+        return
+    backward, of_its_own = accelerator.backward, "backward" in vars(accelerator)
+
+    def weighted(loss: Any, **keywords: Any) -> Any:
+        return backward(loss * share, **keywords)
+
+    accelerator.backward = weighted
+    try:
+        yield
+    finally:
+        if of_its_own:
+            accelerator.backward = backward
+        else:
+            del accelerator.backward
+
+
+def _is_half(model: Any) -> bool:
+    parameter = next(iter(model.parameters()), None)
+    return parameter is not None and parameter.element_size() < 4
+
+
+def _say(text: str) -> None:
+    from transformers.utils import logging
+
+    logging.get_logger("transformers.trainer").warning(text)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Trainer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import transformers
+
+    class Trainer(TrainerMixin, transformers.Trainer):  # type: ignore[misc]
+        """transformers.Trainer, whose batches are split where memory runs out."""
+
+    Trainer.__qualname__ = "Trainer"
+    globals()["Trainer"] = Trainer
+    return Trainer

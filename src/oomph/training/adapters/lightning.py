@@ -1,0 +1,182 @@
+"""Lightning: a callback -> a Trainer whose batches are split where memory runs out.
+
+trainer = pytorch_lightning.Trainer(callbacks=[oomph.lightning.Guard()])
+
+Each batch goes through the module's own `training_step` and the strategy's own backward, whole or
+piece by piece: steps, batches, schedule, clipping, loss scaler, checkpoints and the other callbacks
+are Lightning's. What the module logs is logged once for the whole batch. Held against 2.6;
+automatic optimization, one process.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from oomph.errors import UsageError
+from oomph.training.adapters.lightning_logs import Logged, joined, log_once, recorded
+from oomph.training.adapters.lightning_metrics import RollbackWithMetrics
+from oomph.training.adapters.limits import check_alone
+from oomph.training.adapters.pieces import Piece, total_loss
+from oomph.training.adapters.update import make_whole
+from oomph.training.adapters.window import Window
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from oomph.training.adapters.options import Options
+
+_LIBRARIES = ("lightning.pytorch", "pytorch_lightning")  # the same, twice
+
+
+class GuardHooks:
+    """What the callback does; `Guard` is this and Lightning's Callback.
+
+    options: plan, micro_batch, weight ("mean" unless told), whole, split, last_resorts,
+        keeps_other_rngs: as for a Stepper.
+    """
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        super().__init__()
+        self._options = options
+        self._window: Window | None = None
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Examples at a time, of the last batch; None before the first."""
+        return self._window.micro_batch if self._window else None
+
+    @property
+    def num_ooms(self) -> int:
+        """Out-of-memory errors that were recovered from."""
+        return self._window.num_ooms if self._window else 0
+
+    # ---- hooks ---------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        _check(trainer, pl_module)
+        for optimizer in trainer.optimizers:
+            make_whole(optimizer)
+        options = self._options
+        keeps = options.get("keeps_other_rngs", False)
+        rollback = RollbackWithMetrics(pl_module, trainer.optimizers, keeps_other_rngs=keeps)
+        self._window = Window(
+            pl_module,
+            trainer.optimizers,
+            _say,
+            rollback=rollback,
+            is_zeroed_later=True,  # between the first forward and its backward
+            **options,
+        )
+        loop = trainer.fit_loop.epoch_loop.automatic_optimization
+        loop._make_closure = _Closures(loop._make_closure, pl_module, self._window)
+
+    def on_before_optimizer_step(self, *_: Any) -> None:
+        if self._window is not None:
+            self._window.close()
+
+    def on_train_batch_end(self, _: Any, pl_module: Any, *__: Any) -> None:
+        if self._window is not None and self._window.num_ooms:
+            size = float(self._window.micro_batch or 0)
+            pl_module.log("micro_batch", size, on_step=True, on_epoch=False, prog_bar=True)
+
+    def teardown(self, trainer: Any, *_: Any, **__: Any) -> None:
+        vars(trainer.fit_loop.epoch_loop.automatic_optimization).pop("_make_closure", None)
+
+
+def _check(trainer: Any, pl_module: Any) -> None:
+    """Raises UsageError."""
+    if not pl_module.automatic_optimization:
+        raise UsageError(
+            "a module that optimizes by itself cannot be split from outside",
+            because="automatic_optimization is False",
+            attempt="oomph.Stepper in its training_step",
+        )
+    is_engine = trainer.strategy.handles_gradient_accumulation
+    check_alone(trainer.world_size, is_engine=is_engine, library="Lightning")
+
+
+@dataclass(slots=True)
+class _Said:
+    """What Lightning said of a batch: the arguments of its training_step, and so on."""
+
+    arguments: dict[str, Any]
+    optimizer: Any
+    number: int
+    is_zeroed: bool = False  # gradients of the step before are set to zero once, and counted
+
+
+class _Closures:
+    """Makes what Lightning has its optimizer call: forward and backward of one batch."""
+
+    def __init__(self, make: Any, pl_module: Any, window: Window) -> None:
+        self._make, self._module, self._window = make, pl_module, window
+
+    def __call__(self, arguments: dict[str, Any], optimizer: Any, number: int) -> Any:
+        """Lightning's own closure, that runs pieces instead."""
+        if "batch" not in arguments:
+            raise UsageError(
+                "a training_step that fetches its batches cannot be split from outside",
+                because="it takes dataloader_iter",
+                attempt="training_step(self, batch, batch_idx)",
+            )
+        made = self._make(arguments, optimizer, number)
+        said = _Said(arguments, optimizer, number)
+        made.closure = lambda *_, **__: self._run(said)
+        return made
+
+    def _run(self, said: _Said) -> Any:
+        """What Lightning takes for the result of one training_step."""
+        with torch.enable_grad():  # torch's optimizers call closures without
+            done = self._window.run(said.arguments["batch"], self._run_piece, said=said)
+        log_once(self._module, [(piece, result.loss, logged) for piece, (result, logged) in done])
+        results = [(piece, result) for piece, (result, _) in done]
+        _, last = results[-1]
+        if len(results) > 1:
+            losses = [(piece, r.loss) for piece, r in results if r.loss is not None]
+            last.loss = total_loss(losses) if losses else None
+            last.extra = joined([(piece, result.extra) for piece, result in results])
+        return last
+
+    def _run_piece(self, piece: Piece) -> tuple[Any, list[Logged]]:
+        said: _Said = piece.said
+        arguments = {**said.arguments, "batch": piece.data}
+        closure = self._make(arguments, said.optimizer, said.number)
+        with recorded(self._module) as logged:
+            result = closure._step_fn()
+            if closure._zero_grad_fn is not None and not said.is_zeroed:
+                closure._zero_grad_fn()
+                said.is_zeroed = True
+            if closure._backward_fn is not None and result.closure_loss is not None:
+                loss = result.closure_loss
+                closure._backward_fn(loss if piece.share == 1 else loss * piece.share)
+        result.closure_loss = None  # and its graph
+        return result, logged
+
+
+def _say(text: str) -> None:
+    from lightning_utilities.core.rank_zero import rank_zero_info
+
+    rank_zero_info(text)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Guard":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    loaded = [sys.modules[library] for library in _LIBRARIES if library in sys.modules]
+    bases = [library.Callback for library in loaded or [_installed()]]
+    made = type("Guard", (GuardHooks, *bases), {"__doc__": GuardHooks.__doc__})
+    made.__module__ = __name__
+    globals()["Guard"] = made
+    return made
+
+
+def _installed() -> Any:
+    import importlib
+    import importlib.util
+
+    found = [name for name in _LIBRARIES if importlib.util.find_spec(name.split(".")[0])]
+    return importlib.import_module(found[0] if found else _LIBRARIES[-1])

@@ -1,0 +1,31 @@
+"""Where pieces would train otherwise than the whole, or leave others waiting: told, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from oomph.errors import UsageError
+
+
+def tell_of_norms(model: Any, say: Callable[[str], None]) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            say(
+                f"{name} normalises each part of a batch by itself: training differs from that of"
+                " whole batches. GroupNorm, or BatchNorm in eval, would not"
+            )
+            return
+
+
+def check_alone(num_processes: int, *, is_engine: bool, library: str) -> None:
+    """Raises UsageError where an error of one process would leave others waiting."""
+    if num_processes > 1 or is_engine:
+        what = "an engine that accumulates by itself" if is_engine else f"{num_processes} processes"
+        raise UsageError(
+            f"out-of-memory errors are not recovered from in {library} with {what}",
+            because="all have to agree on the error of one, in the middle of their backward",
+            attempt="one process, or a plan (oomph plan --gpus) that fits without",
+        )

@@ -1,0 +1,250 @@
+"""Batches that a library trains on -> their pieces, run again in smaller ones where memory ran out.
+
+The library has the loader, the update, the loss scaler and the schedule. What it runs between two
+steps of its optimizer, one batch or several, is a window: after an out-of-memory error everything
+is set back to the beginning of the window, and its batches are run again, each with the random
+numbers that it had, the one that failed in smaller pieces. A piece counts by its share of its own
+batch, so that the library's own arithmetic over batches stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from oomph.errors import UsageError
+from oomph.records.plan import Plan
+from oomph.records.workload import How
+from oomph.training import apply, splitting
+from oomph.training.adapters.limits import tell_of_norms
+from oomph.training.adapters.pieces import Opened, Piece
+from oomph.training.out_of_memory import is_out_of_memory
+from oomph.training.recovery import Recovery, planned_sizes, said_by, tried_twice
+from oomph.training.recovery_sizes import Sizes
+from oomph.training.recovery_tricks import NAMES, LastResorts
+from oomph.training.rollback import Rollback, restore_rngs, rng_states
+from oomph.training.stepper_batches import Split
+from oomph.training.stepper_options import device_kind
+from oomph.training.stepper_signals import SignalsHeld
+from oomph.training.weights import Weight, weigher, weights_of
+
+# (batch, sizes -> its pieces) -> what its loss is a mean of
+FindWeight = Callable[[Opened, Callable[[Sequence[int]], Sequence[Any]]], Weight]
+
+
+class Window:
+    """The batches since the last step of the library's optimizer, and how to run them in pieces.
+
+    plan: its micro-batch is the first to be tried, its prediction gives the next ones; its tricks
+        are put on by its exports (to_hf, to_lightning, to_accelerate). micro_batch: without one.
+    weight: what the loss is a mean of, as for a Stepper; None: `find_weight` finds it out.
+    whole, split, last_resorts, keeps_other_rngs: as for a Stepper.
+    backward: (loss, share) -> backward of a piece, where a piece is told to do it.
+    is_zeroed_later: gradients that are there when a window begins are those of the last step.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizers: Sequence[Any],
+        say: Callable[[str], None],
+        *,
+        plan: Plan | None = None,
+        micro_batch: int | None = None,
+        weight: Weight | None = None,
+        whole: Collection[str] = (),
+        split: Split | None = None,
+        last_resorts: Sequence[str] = NAMES,
+        keeps_other_rngs: bool = False,
+        find_weight: FindWeight | None = None,
+        backward: Callable[[Any, float], None] | None = None,
+        rollback: Rollback | None = None,
+        is_zeroed_later: bool = False,
+    ) -> None:
+        first = micro_batch or (plan.micro_batch if plan else None)
+        self._recovery = Recovery(
+            Sizes(first, planned_sizes(plan) if plan else None),
+            LastResorts(model, How(), last_resorts),
+            say,
+        )
+        self._model, self._say, self._is_zeroed_later = model, say, is_zeroed_later
+        self._keeps_other_rngs = keeps_other_rngs
+        self._rollback = rollback or Rollback(model, optimizers, keeps_other_rngs=keeps_other_rngs)
+        self._device_kind = device_kind(model)
+        self._weight, self._find_weight, self._backward = weight, find_weight, backward
+        self._weigh = weigher(weight) if weight is not None else None
+        self._whole, self._split = frozenset(whole), split
+        self._opened: list[Opened] = []
+        self._running: Opened | None = None
+        self._has_looked_for_norms = False
+        self.micro_batch: int | None = None  # examples at a time, of the last batch
+        self.newest: Opened | None = None
+
+    @property
+    def num_ooms(self) -> int:
+        """Out-of-memory errors that were recovered from."""
+        return self._recovery.num_ooms
+
+    # ---- what adapters call --------------------------------------------------------------------
+
+    def run(self, data: Any, work: Callable[[Piece], Any], said: Any = None) -> list[Any]:
+        """Forward and backward of a batch: `work` of each piece, as (piece, result)."""
+        done: list[Any] = []
+        for piece in self.pieces(data, said):
+            with piece:
+                result = work(piece)
+                piece.is_done = True
+                if not piece.is_again:
+                    done.append((piece, result))
+            if piece.has_failed:
+                done.clear()
+        return done
+
+    def pieces(self, data: Any, said: Any = None) -> Iterator[Piece]:
+        """The pieces of a batch; after an error those of the window, from its beginning."""
+        todo, is_again = [self._open(data, said)], False
+        while not (yield from self._issue(todo, is_again=is_again)):
+            todo, is_again = self._opened, True
+        self.micro_batch = self._opened[-1].size
+        if self.micro_batch < self._opened[-1].num and not self._has_looked_for_norms:
+            self._has_looked_for_norms = True
+            tell_of_norms(self._model, self._say)
+
+    def close(self) -> None:
+        """The library's optimizer steps: nothing of this window is run again."""
+        for opened in self._opened:
+            self._recovery.sizes.fitted(opened.num, opened.elements, opened.size)
+        self._clear()
+
+    def forget_sizes(self) -> None:
+        """Try the first size again: somebody else has given memory back."""
+        self._recovery.sizes.forget()
+
+    # ---- one attempt ---------------------------------------------------------------------------
+
+    def _open(self, data: Any, said: Any) -> Opened:
+        if self._opened and not self._has_gradients():
+            self._clear()  # the library has dropped what was accumulated
+        if not self._opened:
+            tried_twice(lambda: self._rollback.take(keeps_gradients=not self._is_zeroed_later))
+            self._recovery.num_ooms_before = self.num_ooms
+        num = splitting.num_examples(data)
+        rngs = rng_states(self._device_kind, self._keeps_other_rngs)
+        self.newest = Opened(data, num, splitting.elements_per_example(data, num), said, rngs)
+        self._opened.append(self.newest)
+        return self.newest
+
+    def _has_gradients(self) -> bool:
+        return any(parameter.grad is not None for parameter in self._model.parameters())
+
+    def _issue(self, todo: list[Opened], *, is_again: bool) -> Generator[Piece, None, bool]:
+        """All pieces of some batches. False if memory ran out, and all is as before the window."""
+        is_first = True
+        for opened in todo:
+            if is_again:
+                restore_rngs(opened.rngs)
+            parts = self._tried_parts(opened)
+            if parts is None:
+                return False
+            for data, num, share in parts:
+                piece = Piece(self, opened, data, num, share, is_first=is_first)
+                is_first = False
+                try:
+                    yield piece
+                except BaseException as left:  # the loop was left: GeneratorExit
+                    self.catches(left)
+                    raise
+                if piece.has_failed:
+                    return False
+                self._check_done(piece)
+        return True
+
+    def _check_done(self, piece: Piece) -> None:
+        if not piece.is_done:
+            self._give_up()
+            raise UsageError(
+                "a piece of the batch was left out",
+                because="micro.backward(loss) was not called for it",
+                attempt="with micro: micro.backward(loss)",
+            )
+
+    def _tried_parts(self, opened: Opened) -> list[tuple[Any, int, float]] | None:
+        """None if memory ran out: to find out what parts count, the model is run."""
+        try:
+            return self._parts(opened)
+        except BaseException as error:
+            if not self.catches(error):
+                raise
+            return None
+
+    def _parts(self, opened: Opened) -> list[tuple[Any, int, float]]:
+        """What to run of a batch: each part, its examples, and its share."""
+        self._running = opened
+        sizes = self._recovery.sizes
+        opened.size = opened.size or sizes.size_for(opened.num, opened.elements)
+        nums = splitting.piece_sizes(opened.num, opened.size)
+        if len(nums) == 1:
+            return [(opened.data, opened.num, 1.0)]  # as the library would run it
+        return self._weighted(opened, self._split_up(opened.data, nums), nums)
+
+    def _split_up(self, data: Any, nums: Sequence[int]) -> Sequence[Any]:
+        if self._split is not None and len(nums) > 1:
+            return self._split(data, nums)
+        return splitting.split(data, nums, self._whole)
+
+    def _weighted(
+        self, opened: Opened, parts: Sequence[Any], nums: list[int]
+    ) -> list[tuple[Any, int, float]]:
+        weigh = self._weigh or self._found_weigher(opened)
+        weights = weights_of(parts, nums, weigh)
+        total = 1.0 if self._weight == "sum" else sum(weights)
+        shares = [weight / total for weight in weights]
+        return [each for each in zip(parts, nums, shares, strict=True) if each[2]]
+
+    def _found_weigher(self, opened: Opened) -> Callable[[Any, int], Any]:
+        """Once, when a batch is split for the first time."""
+        find, split = self._find_weight, partial(self._split_up, opened.data)
+        self._weight = find(opened, split) if find else "mean"
+        self._weigh = weigher(self._weight)
+        restore_rngs(opened.rngs)
+        return self._weigh
+
+    # ---- what a piece calls --------------------------------------------------------------------
+
+    def forward_context(self) -> AbstractContextManager[Any] | None:
+        how = self._recovery.resorts.how
+        return apply.around_forward(how) if how.offload_activations else None
+
+    def backward(self, loss: Any, share: float) -> None:
+        if self._backward is None:
+            raise UsageError("the library does the backward of this piece")
+        self._backward(loss, share)
+
+    def catches(self, error: BaseException) -> bool:
+        """Undo the window so far. True if its examples are to be run again."""
+        failed = self._running
+        if failed is None or not is_out_of_memory(error):
+            self._give_up()
+            return False
+        text = said_by(error)
+        failed.size = self._recovery.after(error, failed.num, failed.elements, failed.size)
+        self._undo()
+        if not failed.size:
+            self._clear()
+            raise self._recovery.nothing_left(text) from None
+        return True
+
+    def _undo(self) -> None:
+        with SignalsHeld():
+            self._rollback.undo()
+
+    def _give_up(self) -> None:
+        """Back to the last whole step, for good."""
+        if self._opened:
+            self._undo()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._opened, self._running, self.newest = [], None, None
