@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -207,3 +208,44 @@ def test_the_diff_makes_the_script_what_was_planned(
     after = (train / "train.py").read_text()
     assert before != after
     compile(after, "train.py", "exec")
+
+
+FIXED = """
+import torch
+from torch import nn
+x, y = torch.randn(48, 64, device="cuda"), torch.randint(10, (48,), device="cuda")
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(5):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+def _planned(directory: Path, text: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    (directory / "train.py").write_text(text)
+    assert main(["plan", "train.py", "--gpu", "v100-16gb", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_batch_that_cannot_be_another_is_planned_as_it_is(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = _planned(train, FIXED, capsys)
+    assert {(plan["micro_batch"], plan["accumulate"]) for plan in told["plans"]} == {(48, 1)}
+    why = {one["what"]: one["why"] for one in told["rejected"]}
+    assert "all is compared at 48 examples, as it is" in why["accumulation"]
+    assert "train.py:9" in why["accumulation"]
+    assert main(["plan", "train.py", "--gpu", "v100-16gb", "--batch-size", "32"]) == 2
+    assert "could not be varied" in capsys.readouterr().err
+
+
+def test_a_batch_that_is_moved_once_before_training_is_planned_in_parts(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = "x, y = torch.randn(48, 64).cuda(), torch.randint(10, (48,)).cuda()"
+    lines = [moved if line.startswith("x, y =") else line for line in FIXED.splitlines()]
+    told = _planned(train, "\n".join(lines), capsys)
+    assert told["plans"]
+    assert "accumulation" not in {one["what"] for one in told["rejected"]}

@@ -88,7 +88,7 @@ def with_step_of(footprint: Footprint, other: Footprint) -> Footprint:
     """
     import numpy as np
 
-    if _built(footprint) != _built(other):
+    if not _are_built_alike(footprint, other):
         raise NotSpliceable("the two train other parameters")
     rest = footprint.keeping(~_is_of_step(footprint))
     added = _with_later_names(other.keeping(_is_of_step(other)), len(rest.names))
@@ -152,10 +152,22 @@ def _interleaved(rest: Footprint, added: Footprint, mine: Numbers, theirs: Numbe
     )
 
 
-def _built(footprint: Footprint) -> tuple[int, ...]:
-    """The sizes of what is there before training, which tell two models apart."""
+def _are_built_alike(footprint: Footprint, other: Footprint) -> bool:
+    """Whether what is there before training is the same: it tells two models apart.
+
+    Of data that a script puts there, and that grows with the batch, the other knows one size only.
+    """
+    mine, theirs = _built(footprint), _built(other)
+    return len(mine) == len(theirs) and all(
+        grown or fixed == its for (fixed, grown), (its, _) in zip(mine, theirs, strict=True)
+    )
+
+
+def _built(footprint: Footprint) -> list[tuple[int, int]]:
+    """The sizes of what is there before training, and how they grow with the micro-batch."""
     built = footprint.event[(footprint.step == 0) & (footprint.event > 0)] - 1
-    return tuple(footprint.fixed_bytes[built].tolist())
+    sizes = footprint.fixed_bytes[built].tolist(), footprint.grown_bytes[built].tolist()
+    return list(zip(*sizes, strict=True))
 
 
 def _is_of_step(footprint: Footprint) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+_MOST_TOLD = 200  # characters of what went wrong
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -31,6 +33,7 @@ def plan_script(
 
     with rehearser_of(script, target, say, is_unprotected=is_unprotected) as rehearser:
         _check_it_steps(rehearser.seen.has_stepped)
+        _hold_what_cannot_vary(rehearser, asked)
         search = Search(asked, target, _name(script), say, draws=draws)
         try:
             drawn, _ = search.run(rehearser)
@@ -38,6 +41,26 @@ def plan_script(
             raise error.error from None
     plans = replace(drawn.plans, seen=rehearser.seen)
     return replace(drawn, plans=plans, changes=_changes(script, rehearser, plans))
+
+
+def _hold_what_cannot_vary(rehearser: ScriptRehearser, asked: Asked) -> None:
+    """Where the batch cannot be another, all else is compared at the one that there is."""
+    from oomph.records.workload import Variant
+    from oomph.verbs.rehearsals import CannotBePutOn
+    from oomph.verbs.scripts import SMALL
+
+    # What a search asks for first: it is rehearsed once.
+    small = Variant(micro_batch=SMALL, accumulation=2, precision=rehearser.own.precision)
+    try:
+        rehearser.trace(small)
+    except CannotBePutOn as error:
+        # Next to the small batch, its own would be taken for the second point of a line.
+        is_next = rehearser.given.micro_batch == SMALL + 1
+        if asked.batch_size is not None or is_next:
+            raise error.error from None
+        why = f"{error.error.what}: {error.error.because}"[:_MOST_TOLD]
+        num = rehearser.given.micro_batch
+        rehearser.hold_batch(f"all is compared at {num} examples, as it is: {why}")
 
 
 def _changes(script: Script, rehearser: ScriptRehearser, plans: Plans) -> ScriptChanges | None:

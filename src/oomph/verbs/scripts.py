@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Of one rehearsal: an import of a large library on a slow disk, and the data of an epoch.
 _LIMIT_S = 600.0
+SMALL = 2  # examples, of the rehearsals with which a plan begins
 _MOST_MICRO_STEPS = 2  # more are like the second
 
 
@@ -43,12 +44,20 @@ class ScriptRehearser:
         self.own = own_how(self.seen)
         self.files = self.first.files
         self.refused = refused_by(self.seen)
+        self._is_held = False
+
+    def hold_batch(self, why: str) -> None:
+        """From now on every rehearsal is at the script's own batch, which cannot be another."""
+        self._is_held = True
+        self.refused |= dict.fromkeys(("accumulation", "batch-size"), why)
 
     @property
     def micro_batch(self) -> int:
         """Raises UsageError where the script's was not seen."""
         from oomph.errors import UsageError
 
+        if self._is_held:
+            return self.given.micro_batch
         if self.seen.micro_batch is None:
             raise UsageError(
                 "the script's batch was not seen",
@@ -71,7 +80,9 @@ class ScriptRehearser:
 
     @property
     def batch_size(self) -> int:
-        """Of one optimizer step."""
+        """Of one optimizer step, as far as it can be divided."""
+        if self._is_held:
+            return self.micro_batch
         return self.micro_batch * (self.seen.accumulation or 1)
 
     @property
@@ -92,6 +103,21 @@ class ScriptRehearser:
 
     def trace(self, variant: Variant, *, is_step_alone: bool = False) -> Trace:  # noqa: ARG002
         """Two training steps. A script cannot be asked for an optimizer's step alone."""
+        if self._is_held:
+            return self._held_trace(variant)
+        return self._traced(variant)
+
+    def _held_trace(self, variant: Variant) -> Trace:
+        """Of the script's own batch, which stands for the small one that a plan looks at first."""
+        from oomph.predicting.scaling import NotAffine
+
+        own = self.given.micro_batch
+        if variant.micro_batch not in (own, SMALL):
+            raise NotAffine(f"the batch of the script is {own} examples, and no other")
+        found = self._traced(replace(variant, micro_batch=own, accumulation=1))
+        return replace(found, micro_batch=variant.micro_batch)
+
+    def _traced(self, variant: Variant) -> Trace:
         from oomph.errors import OomphError
         from oomph.records.script import Overrides
         from oomph.verbs.rehearsals import CannotBePutOn
@@ -115,7 +141,7 @@ class ScriptRehearser:
         if how.precision == "pure-bf16" and self.own.precision == "pure-bf16":
             how = replace(how, precision="fp32")  # the weights are in it already: no autocast
         adds_up = variant.accumulation > 1 and (self.seen.accumulation or 1) == 1
-        is_own_batch = variant.micro_batch == self.seen.micro_batch
+        is_own_batch = variant.micro_batch == self.given.micro_batch
         return Overrides(
             micro_batch=None if is_own_batch else variant.micro_batch,
             how=None if is_own else how,

@@ -41,6 +41,8 @@ def refused(directory: Path, text: str, **more: Any) -> str:
         ("step()\nundefined\n", 10, "NameError"),
         ("open('absent.csv')\n", 9, "absent.csv"),
         ("import absent_module\n", 9, "pip install absent_module"),
+        ("import torch.absent.part\n", 9, "pip install torch"),
+        ("raise RuntimeError from ConnectionRefusedError()\n", 9, "has no network"),
         ("sys.exit('no data')\n", 9, "exit('no data')"),
         ("import argparse; argparse.ArgumentParser().parse_args(['--x'])\n", 9, "exit(2)"),
         ("model = nn.Linear(8, 4)\nstep()\n", 7, "cuda:0 and cpu"),

@@ -32,7 +32,7 @@ def run(recorder: Any, behaviour: Behaviour, function: Any, args: Any, kwargs: A
     if behaviour.kind == "view":
         return function(*args, **kwargs)
     tensors = tensors_in((args, kwargs))
-    is_on_gpu = any(is_pretended(t) and not recorder.host.has(t) for t in tensors)
+    is_on_gpu = _is_of_gpu(recorder, tensors)
     if is_on_gpu and behaviour.name not in _CROSSING and _is_mixed(recorder, tensors):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices,"
@@ -45,6 +45,12 @@ def run(recorder: Any, behaviour: Behaviour, function: Any, args: Any, kwargs: A
     if is_on_gpu:  # its result is there, as its first tensor is
         return recorder.fresh(behaviour, function, args, kwargs)
     return _computed(recorder, behaviour, function, args, kwargs, tensors)
+
+
+def _is_of_gpu(recorder: Any, tensors: Any) -> bool:
+    """Is one on the GPU? A single figure among tensors of the host is of autograd's making."""
+    there = [t for t in tensors if is_pretended(t) and not recorder.host.has(t)]
+    return any(t.dim() for t in there) or (bool(there) and not any(t.dim() for t in tensors))
 
 
 def _is_mixed(recorder: Any, tensors: Any) -> bool:

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch.utils import _device
 
-from oomph.tracing.pretend import Lie, is_pretended, to_meta
-from oomph.tracing.script.places import Wanted, place_named, wanted
+from oomph.tracing.pretend import _factory, is_pretended, to_meta
+from oomph.tracing.script.places import Wanted, is_suspended, place_named, wanted
 
 # They are given values, which torch writes where no op shows them.
 _OF_VALUES = ("tensor", "as_tensor", "asarray", "scalar_tensor")
+# They take a device, and torch's own list of such functions does not have them.
+_UNLISTED = ("normal",)
+_OF_FFT = ("fftfreq", "rfftfreq")
 _NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 
 
@@ -28,6 +31,9 @@ def install(recorder: Any, resize: Resize) -> None:
         function = getattr(torch, name, None)
         if callable(function) and name not in _OF_VALUES:
             setattr(torch, name, _placed(function, resize))
+    for owner, unlisted in ((torch, _UNLISTED), (torch.fft, _OF_FFT)):
+        for name in unlisted:
+            setattr(owner, name, _placed(_factory(torch, getattr(owner, name))))
     for name in _OF_VALUES:
         function = _with_values(recorder, getattr(torch, name))
         setattr(torch, name, _placed(function))
@@ -41,7 +47,7 @@ def install(recorder: Any, resize: Resize) -> None:
 def _placed(function: Callable[..., Any], resize: Resize | None = None) -> Callable[..., Any]:
     def made(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if device is None or Lie.suspended:
+        if device is None or is_suspended():
             return function(*args, **kwargs)
         place = place_named(device)
         if place == "meta":
@@ -62,7 +68,7 @@ def _with_values(recorder: Any, function: Callable[..., Any]) -> Callable[..., A
     def made(*args: Any, **kwargs: Any) -> Any:
         data = args[0] if args else kwargs.get("data")
         out = function(*args, **kwargs)
-        is_blank = is_pretended(out) and not isinstance(data, torch.Tensor) and not Lie.suspended
+        is_blank = is_pretended(out) and not isinstance(data, torch.Tensor) and not is_suspended()
         if is_blank:
             recorder.take_in(out, function.__name__)
             of_host = {name: value for name, value in kwargs.items() if name != "requires_grad"}

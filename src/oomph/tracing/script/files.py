@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from oomph.tracing.pretend import is_pretended, suspended
-from oomph.tracing.script.places import Name, Wanted, place_named
+from oomph.tracing.script.places import ONE_AT_A_TIME, Name, Wanted, place_named
 
 
 def install() -> None:
@@ -23,7 +23,7 @@ def install() -> None:
     true_save, true_load = torch.save, torch.load
 
     def save(obj: Any, *args: Any, **kwargs: Any) -> None:
-        with suspended():
+        with ONE_AT_A_TIME, suspended():
             true_save(obj, *args, **kwargs)
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten
 from oomph.records.trace import Phase
 from oomph.tracing.pretend import is_pretended
 from oomph.tracing.script.modules import ScriptModules
+from oomph.tracing.script.places import unwrapped
 from oomph.tracing.script.recorder import ScriptRecorder
 from oomph.tracing.script.users_line import users_line
 
@@ -121,7 +122,8 @@ class Loop:
                 self.enter("forward")
             return False
         leaves, _ = tree_flatten((args, kwargs))
-        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
+        tensors = (unwrapped(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+        given = [tensor for tensor in tensors if tensor.dim()]
         self.note_line("forward")
         if not self.step_starts:
             self._begin_training(given)
@@ -208,6 +210,8 @@ class Loop:
     def before_step(self) -> None:
         self.is_stepping = True
         self.note_line("step")
+        if not self.step_starts:  # gradients of torch.func, by a model that is no module
+            self.step_starts.append(self.first_input)
         if not self.in_step and self.recorder.phase != "step":
             self.enter("step")
 

@@ -32,7 +32,9 @@ class Memo:
 
     def called(self, module: Any, call: Any, args: Any, kwargs: Any, *, is_trained: bool) -> Any:
         """What a module that is called from outside returns."""
-        key = _key(module, args, kwargs) if is_trained or not torch.is_grad_enabled() else None
+        is_plain = is_trained or not torch.is_grad_enabled()
+        is_plain = is_plain and not torch._C._functorch.maybe_current_level()
+        key = _key(module, args, kwargs) if is_plain else None
         answer = self._answers.get(key) if key is not None else None
         if is_trained and not self._is_repeated(key):
             answer = None

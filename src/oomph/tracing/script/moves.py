@@ -13,8 +13,17 @@ from typing import Any
 
 import torch
 
-from oomph.tracing.pretend import Lie, is_pretended
-from oomph.tracing.script.places import GPU, META, Name, Said, Wanted, place_named, wanted
+from oomph.tracing.pretend import is_pretended
+from oomph.tracing.script.places import (
+    GPU,
+    META,
+    Name,
+    Said,
+    Wanted,
+    is_suspended,
+    place_named,
+    wanted,
+)
 
 _empty_strided = torch._C._VariableFunctions.empty_strided
 
@@ -33,7 +42,7 @@ def _patch_to(recorder: Any, on_input: Callable[[Any], Any]) -> None:
     def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         device, dtype, options = _parsed(args, kwargs)
         # Under a TorchFunctionMode, C++'s own method comes back to this one: it has its place.
-        if Lie.suspended or (device is META and Wanted.place is not None):
+        if is_suspended() or (device is META and Wanted.place is not None):
             return original(tensor, *args, **kwargs)
         here = recorder.host.named(tensor)
         there: Name = here if device is None else place_named(device)
@@ -114,7 +123,7 @@ def _patch_parameter(recorder: Any, alive: dict[int, Any]) -> None:
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         if data is None:
             data = torch.empty(0, device="cpu")
-        if type(data) in (torch.Tensor, kind) and not is_pretended(data) and not Lie.suspended:
+        if type(data) in (torch.Tensor, kind) and not is_pretended(data) and not is_suspended():
             data = hosted(recorder, data)
         made = original(cls, data, requires_grad)
         key = id(made)

@@ -8,6 +8,7 @@ counted.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ import torch
 from oomph.tracing.host_memory import HostMemory
 from oomph.tracing.pretend import Lie, is_pretended
 
+functorch: Any = torch._C._functorch
 Name = Literal["cuda", "cpu", "meta"]
 
 META, HOST, GPU = torch.device("meta"), torch.device("cpu"), torch.device("cuda", 0)
@@ -23,11 +25,23 @@ _DEVICES = {"cuda": GPU, "cpu": HOST, "meta": META}
 _true_device = torch._C.TensorBase.device.__get__
 
 
-class Wanted:
+# Held while tensors tell the truth. A script's other threads wait, or are told the usual lie.
+ONE_AT_A_TIME: Any = threading.RLock()
+
+
+def is_suspended() -> bool:
+    """Do tensors tell the truth to this thread at the moment?"""
+    return bool(Lie.suspended) and bool(ONE_AT_A_TIME._is_owned())
+
+
+class _Wanted(threading.local):
     """Where the tensor is to be that the running factory or move makes. None: on the GPU."""
 
     place: Name | None = None
     loading: Name | None = None  # what is read from a file without its memory goes there
+
+
+Wanted = _Wanted()
 
 
 @contextlib.contextmanager
@@ -47,12 +61,20 @@ class Places(HostMemory):
         """The place of a pretended tensor."""
         if not self._live or tensor.layout is not torch.strided:
             return "cuda"
+        tensor = unwrapped(tensor)
         live: Any = self._live.get(tensor.untyped_storage()._cdata)
         return "cuda" if live is None else live.place
 
     def named(self, tensor: Any) -> Name:
         """The place of any tensor."""
         return self.of(tensor) if is_pretended(tensor) else "cpu"
+
+
+def unwrapped(tensor: Any) -> Any:
+    """What torch.func has around a tensor taken off: a wrapper has no storage to be known by."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def place_named(device: Any) -> Name:
@@ -90,18 +112,18 @@ def install(places: Places) -> None:
 
     def device(tensor: Any) -> Any:
         true = _true_device(tensor)
-        if Lie.suspended or true.type != "meta":
+        if true.type != "meta" or is_suspended():
             return true
         return _DEVICES[places.of(tensor)]
 
     def is_at(place: Name) -> Any:
-        return lambda it: not Lie.suspended and is_pretended(it) and places.of(it) == place
+        return lambda it: is_pretended(it) and not is_suspended() and places.of(it) == place
 
     def is_cpu(tensor: Any) -> bool:
         return not is_pretended(tensor) or is_at("cpu")(tensor)
 
     def is_meta(tensor: Any) -> bool:
-        return is_pretended(tensor) and (bool(Lie.suspended) or places.of(tensor) == "meta")
+        return is_pretended(tensor) and (is_suspended() or places.of(tensor) == "meta")
 
     tensor: Any = torch.Tensor
     tensor.device = Said("device", device)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from oomph.tracing.pretend import Lie, is_pretended
+from oomph.tracing.pretend import is_pretended
+from oomph.tracing.script.places import is_suspended
 
 
 def install(recorder: Any) -> None:
@@ -17,7 +18,7 @@ def install(recorder: Any) -> None:
     true_numpy, true_tolist = base.numpy, base.tolist
 
     def numpy(tensor: Any, *, force: bool = False) -> Any:
-        if not is_pretended(tensor) or Lie.suspended:
+        if not is_pretended(tensor) or is_suspended():
             return true_numpy(tensor, force=force)
         if tensor.is_cuda and not force:
             raise TypeError(
@@ -35,7 +36,7 @@ def install(recorder: Any) -> None:
         return true_tolist(recorder.real(tensor) if is_pretended(tensor) else tensor)
 
     def represented(tensor: Any, *, tensor_contents: Any = None) -> str:
-        if Lie.suspended or not is_pretended(tensor):
+        if is_suspended() or not is_pretended(tensor):
             return str(true_repr(tensor, tensor_contents=tensor_contents))
         values = _shown(recorder, tensor)
         device = ", device='cuda:0')" if tensor.is_cuda else ")"

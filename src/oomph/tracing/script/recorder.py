@@ -15,7 +15,7 @@ from oomph.tracing.pretend import is_pretended
 from oomph.tracing.recorder import Recorder
 from oomph.tracing.script import by_value, elsewhere
 from oomph.tracing.script.invention import Inventions
-from oomph.tracing.script.places import Name, Places, Wanted
+from oomph.tracing.script.places import ONE_AT_A_TIME, Name, Places, Wanted
 from oomph.tracing.script.shadows import Shadows
 
 _READS = frozenset({"_local_scalar_dense", "is_nonzero"})
@@ -61,7 +61,10 @@ class ScriptRecorder(Recorder):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        with ONE_AT_A_TIME:
+            return self._dispatched(function, types, args, kwargs or {})
+
+    def _dispatched(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         device = kwargs.get("device")
         num_pretended, is_elsewhere = self._look(args, kwargs)
         if not num_pretended and (device is None or device.type != "meta"):
@@ -110,11 +113,15 @@ class ScriptRecorder(Recorder):
         by_value.note_truth(behaviour.name, args, out)
         return out
 
+    def _place_wanted(self) -> Name:
+        """Where nobody says it, torch itself asks, for a tensor beside those that there are."""
+        return Wanted.place or ("cuda" if self.events else "cpu")
+
     def _placed(
         self, behaviour: Behaviour, function: Any, types: Any, args: Any, kwargs: Any
     ) -> Any:
         """An op that is told where its result is to be: a factory, or a move."""
-        place: Name = "cpu" if kwargs["device"].type != "meta" else Wanted.place or "cuda"
+        place: Name = "cpu" if kwargs["device"].type != "meta" else self._place_wanted()
         if place != "cuda":
             return elsewhere.made_there(self, behaviour, function, args, kwargs, place)
         source = next(iter(tensors_in(args)), None)

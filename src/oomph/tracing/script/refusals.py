@@ -14,6 +14,7 @@ from oomph.errors import UserCodeError
 from oomph.tracing.script.users_line import in_words, users_line
 
 COMPILE = "torch.compile: rehearsed without it; a compiled model takes other memory, mostly less"
+JIT = "torch.jit: rehearsed without it; what it fuses takes other memory, mostly less"
 ONE_PROCESS = "torch.distributed: rehearsed as one process, without the buckets of its gradients"
 
 Approximate = Callable[[str], None]
@@ -29,6 +30,7 @@ def refused(what: str, because: str, attempt: str) -> UserCodeError:
 def install(approximate: Approximate, fail: Fail) -> None:
     """Patch torch.compile, launchers of processes, and compilers of kernels."""
     _patch_compile(approximate)
+    _patch_jit(approximate)
     _patch_inference()
     # The process is a fork, which has one thread of torch's pool.
     vars(torch)["set_num_threads"] = lambda _: None
@@ -51,6 +53,23 @@ def _patch_compile(approximate: Approximate) -> None:
     module: Any = torch.nn.Module
     vars(torch)["compile"] = compiled
     module.compile = lambda *_, **__: approximate(COMPILE)
+
+
+def _patch_jit(approximate: Approximate) -> None:
+    """As PYTORCH_JIT=0 does: its compiler does not know functions of torch that are patched."""
+    torch.jit._state.disable()
+    module: Any = torch.jit
+    for name in ("script", "trace"):
+        setattr(module, name, _noting(getattr(module, name), approximate))
+
+
+def _noting(original: Callable[..., Any], approximate: Approximate) -> Callable[..., Any]:
+    def passed_over(what: Any, *args: Any, **kwargs: Any) -> Any:
+        if not str(getattr(what, "__module__", "")).startswith("torch."):
+            approximate(JIT)
+        return original(what, *args, **kwargs)
+
+    return passed_over
 
 
 def _patch_inference() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from oomph.records.script import Line, Overrides, PretendedGpu
 from oomph.tracing import autocast, ranks, streams
 from oomph.tracing.script import (
     cuda,
+    devices,
     factories,
     files,
     lazy,
@@ -23,6 +23,7 @@ from oomph.tracing.script import (
     places,
     reading,
     refusals,
+    threads,
     watching,
 )
 from oomph.tracing.script.accumulating import Accumulating
@@ -75,6 +76,7 @@ class Rehearsal:
         )
         parameters: dict[int, Any] = {}
         self.loop = loop = Loop(recorder, parameters)
+        devices.install()
         places.install(recorder.host)
         moves.install(recorder, parameters, lambda tensor: self.batch_size.moved(tensor, loop))
         lazy.install(recorder)
@@ -97,7 +99,7 @@ class Rehearsal:
             loop, Memo(loop, approximate), self.loaders, self.batch_size, self._switched
         )
         accumulating.install()
-        self._patch_threads()
+        threads.install(recorder)
 
     def _loaders(self, overrides: Overrides) -> Loaders:
         first = overrides.first
@@ -130,18 +132,6 @@ class Rehearsal:
         self.recorder.__exit__(*error)
         self.loop.modules.__exit__(*error)
 
-    def _patch_threads(self) -> None:
-        """Dispatch modes are of one thread: each new one enters its own."""
-        original = threading.Thread.run
-        recorder = self.recorder
-
-        def run(thread: Any) -> None:
-            with recorder, autocast.guard():
-                original(thread)
-
-        kind: Any = threading.Thread
-        kind.run = run
-
     # ---- the answer ----------------------------------------------------------------------------
 
     def fail(self, error: OomphError) -> NoReturn:
@@ -157,10 +147,10 @@ class Rehearsal:
     def answer(self) -> Rehearsed:
         """What was seen. Raises UserCodeError if nothing was trained."""
         loop = self.loop
-        if not loop.num_backwards:
+        if not loop.num_backwards and not loop.num_steps:
             raise UserCodeError(
                 "the script ended and trained nothing",
-                because=f"no backward was seen in {self.recorder.num_ops} ops",
+                because=f"no backward and no step was seen in {self.recorder.num_ops} ops",
                 attempt="the arguments with which it trains, after --",
             )
         self.batch_size.check(loop, self.loaders)

@@ -98,6 +98,7 @@ def _as_python_starts(script: Script) -> None:
     else:
         sys.path.insert(0, str(Path.cwd()))
         sys.argv = ["-m", *script.arguments]
+    os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")  # weights in one order each time
     _warn_as_python_does()
 
 
@@ -141,10 +142,30 @@ def _advice(error: BaseException, script: Script) -> str:
     if isinstance(error, FileNotFoundError):
         return "putting that file where the script looks for it"
     if isinstance(error, ModuleNotFoundError):
-        return f"pip install {error.name}"
+        package = str(error.name).partition(".")[0]
+        return f"pip install {package}"
+    if _is_of_network(error):
+        return "starting it once by itself, for its downloads: a rehearsal has no network"
     if isinstance(error, NotImplementedError) or _is_of_triton(error):
         return "a stand-in in plain torch for what is called there, or a Workload"
     return f"running `python {script.path or '-m ' + str(script.module)}` by itself"
+
+
+# Of urllib, requests, urllib3 and Hugging Face, none of which need be there.
+_OF_NETWORK = frozenset(
+    {"URLError", "MaxRetryError", "NameResolutionError", "OfflineModeIsEnabled"}
+    | {"LocalEntryNotFoundError", "ConnectError", "gaierror"}
+)
+
+
+def _is_of_network(error: BaseException) -> bool:
+    """Did it, or what led to it, want something of the network?"""
+    known: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in known:
+        known.append(one)
+        one = one.__cause__ or one.__context__
+    return any(isinstance(e, ConnectionError) or type(e).__name__ in _OF_NETWORK for e in known)
 
 
 def _is_of_triton(error: BaseException) -> bool:
