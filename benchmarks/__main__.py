@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from benchmarks import (
     emulation,
+    jobs,
     live,
     planning,
     reading,
@@ -23,7 +24,18 @@ from docs.generate import replace_block
 
 def main() -> None:
     tables = []
-    benchmarks = (start, reading, watching, live, tracing, planning, scripts, emulation, stepping)
+    benchmarks = (
+        start,
+        reading,
+        watching,
+        live,
+        tracing,
+        planning,
+        scripts,
+        emulation,
+        stepping,
+        jobs,
+    )
     for benchmark in benchmarks:
         table = benchmark.measure()
         print(table, flush=True)

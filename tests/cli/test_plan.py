@@ -19,6 +19,8 @@ import oomph
 from oomph import verbs
 from oomph.cli import main
 from oomph.planning.tricks import NAMES
+from oomph.records.check import AccumulationCheck, Checks
+from oomph.records.stored import as_json
 from oomph.showing.plans import print_plans
 
 # 8.4 MB of weights, and 2.5 MiB of activations an example in each block.
@@ -209,6 +211,7 @@ def test_nothing_is_written_where_nothing_fits(told: Any, tmp_path: Path) -> Non
         (["--gpu-memory", "99999999999TiB"], "is not a size"),
         (["--gpu-memory", "12 apples"], "is not a size"),
         (["--prefer", "luck"], "luck"),
+        (["--gpu", "emulated"], "an emulated GPU has no memory of its own"),
     ],
 )
 def test_a_wrong_question_is_one_clear_error_and_writes_nothing(
@@ -233,6 +236,20 @@ def test_a_gpu_must_be_named_where_there_is_none(
 ) -> None:
     assert main(["plan", train]) == 2
     assert "no GPU is named" in capsys.readouterr().err
+
+
+def test_what_a_check_found_decides_whether_a_trick_is_used(told: Any, tmp_path: Path) -> None:
+    path = tmp_path / "checks.json"
+    coupled = AccumulationCheck(verdict="fails", conclusion="the loss is over pairs")
+    nothing = dict.fromkeys(("fp16", "bf16", "checkpointing"))
+    checks = Checks(workload="train.py", num_examples=8, accumulation=coupled, **nothing)
+    path.write_text(as_json(checks))
+    found = answer(told, *TIGHT, "--checks", str(path), code=3)  # by a hair
+    assert {plan["accumulate"] for plan in found["plans"]} == {1}
+    why = {one["what"]: one["why"] for one in found["rejected"]}
+    assert why["accumulation"].startswith("changes this training, as oomph check found")
+    path.write_text("{}")
+    told(*TIGHT, "--checks", str(path), code=4)
 
 
 # ---- asked again -------------------------------------------------------------------------------

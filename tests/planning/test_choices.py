@@ -115,6 +115,25 @@ def left_out(question: Question) -> dict[str, str]:
     return {one.what: one.why for one in choices_for(question, ("blocks",)).rejected}
 
 
+def test_what_a_check_found_to_change_training_needs_consent() -> None:
+    checked = {"accumulation": "changes", "bf16": "changes", "checkpointing": "same"}
+    why = left_out(plain(checked=checked))
+    for name in ("accumulation", "bf16"):
+        assert why[name] == f"changes this training, as oomph check found: --allow {name}"
+    assert "checkpointing" not in why
+    agreed = plain(checked=checked, allow=frozenset({"accumulation"}))
+    assert "accumulation" not in left_out(agreed)
+    assert choices_for(agreed, ()).changing == {"accumulation", "bf16"}
+
+
+def test_what_a_check_has_proven_counts_more_than_batch_norm_does() -> None:
+    frozen = replace(BERT, batch_norm_names=("stem.norm",))
+    assert "accumulation" in left_out(plain(possible=frozen))
+    proven = plain(possible=frozen, checked={"accumulation": "same"})
+    assert "accumulation" not in left_out(proven)
+    assert "accumulation" not in choices_for(proven, ()).changing
+
+
 def test_batch_norm_that_would_see_a_part_of_the_batch_needs_consent() -> None:
     model = replace(BERT, batch_norm_names=("stem.norm",))
     why = left_out(plain(possible=model, max_gpus=4))  # of which hybrid makes two groups

@@ -154,14 +154,14 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
-def checkpointed() -> nn.Module:
-    model = Vit()
+def checkpointed(make: Callable[[], nn.Module] = Vit) -> nn.Module:
+    model = make()
     checkpoint_blocks(model, "blocks")
     return model
 
 
-def adapted() -> nn.Module:
-    model: nn.Module = language_models.gpt2()
+def adapted(make: Callable[[], nn.Module] = language_models.gpt2) -> nn.Module:
+    model = make()
     put_adapters(model, is_quantised=False)
     return model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 import threading
@@ -97,6 +98,41 @@ def test_the_host_is_not_counted() -> None:
         labels = nn.functional.one_hot(torch.arange(5000) % 10)
         assert torch.cuda.max_memory_allocated() == 0
         assert nn.functional.one_hot(labels[:, 0].cuda(), 10).is_cuda
+
+
+def test_pinned_memory_is_the_hosts() -> None:
+    with oomph.emulated_gpu("64MiB") as gpu:
+        made = [
+            torch.empty(MIB, pin_memory=True),
+            torch.zeros(MIB, device="cpu", pin_memory=True),
+            torch.ones(MIB).pin_memory(),
+        ]
+        assert {tensor.device.type for tensor in made} == {"cpu"}
+        assert gpu.allocated_bytes == 0
+        with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+            torch.empty(MIB, device="cuda", pin_memory=True)
+
+
+def test_offloaded_activations_are_on_the_host_and_give_the_same_gradients() -> None:
+    from oomph.training.offload_activations import offloaded_activations
+
+    def gradients(*, is_offloaded: bool) -> tuple[list[torch.Tensor], int]:
+        torch.manual_seed(0)
+        with oomph.emulated_gpu("1GiB") as gpu:
+            layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.Tanh())]
+            model = nn.Sequential(*layers).cuda()
+            x = torch.randn(2048, 64, device="cuda")
+            with offloaded_activations() if is_offloaded else contextlib.nullcontext():
+                loss = model(x).square().mean()
+            loss.backward()
+            grads = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+            return grads, gpu.peak_allocated_bytes
+
+    kept, kept_bytes = gradients(is_offloaded=False)
+    offloaded, offloaded_bytes = gradients(is_offloaded=True)
+    assert all(torch.equal(one, other) for one, other in zip(kept, offloaded, strict=True))
+    # 12 outputs of tanh; the newest five stay, and one is on its way.
+    assert kept_bytes - offloaded_bytes >= 4 * 2048 * 64 * 4
 
 
 def test_there_is_no_second_gpu() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from planning.plans import plan_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch names it
 
@@ -110,6 +111,26 @@ def test_longer_sequences_are_cut_finer_and_short_ones_stay_whole() -> None:
         again = step(batches(1, 4)[0]).micro_batch
     assert short == again == NUM
     assert long < short
+
+
+def test_a_careful_plan_grows_to_what_fits_and_longer_examples_are_cut_before_they_fail() -> None:
+    plan = plan_of(micro_batch=2, accumulation=16)
+    with oomph.emulated_gpu("96MiB") as gpu:
+        model, step = stepper(plan=plan)
+        data = [*batches(3, 32), *batches(3, 128)]
+        sizes = [step(batch).micro_batch for batch in data]
+        assert gpu.num_out_of_memory == 0
+        assert_close(model, on_cpu(data))
+    assert sizes[0] == 2
+    assert sizes[1] == sizes[2] == NUM
+    assert sizes[3] <= sizes[4] < NUM
+    assert sizes[5] >= 4
+
+
+def test_a_size_that_was_asked_for_is_never_exceeded() -> None:
+    with oomph.emulated_gpu("96MiB"):
+        _, step = stepper(micro_batch=2)
+        assert [step(batch).micro_batch for batch in batches(3)] == [2, 2, 2]
 
 
 def test_a_model_that_never_fits_ends_with_its_state_as_it_was() -> None:

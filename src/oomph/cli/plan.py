@@ -27,6 +27,8 @@ examples:
   oomph plan train.py:workload --gpu rtx4090 --prefer memory --html plan.html
   oomph plan train.py:workload --gpu a100-40gb --max-gpus 4 --allow lora
   oomph plan train.py:workload --gpu-memory 12GiB --forbid fp16 -o plan.json
+  oomph check train.py:workload --json > checks.json
+  oomph plan train.py:workload --gpu rtx4090 --checks checks.json
 
 exit codes: 0 a plan fits; 1 none does; 2 a wrong flag, or an error in your code;
 3 uncertain; 4 a file that cannot be read."""
@@ -64,6 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="balance",
         help="what decides between plans that fit (default: balance)",
     )
+    parser.add_argument(
+        "--checks",
+        metavar="CHECKS.JSON",
+        help="what oomph check --json printed: its verdicts decide which tricks are safe",
+    )
     parser.add_argument("-o", metavar="PLAN.JSON", help="write the recommended plan")
     parser.add_argument(
         "--diff",
@@ -74,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from oomph.verbs.plans import plan_and_draw, save_plan
+    from oomph.verbs.plans import checked_tricks, plan_and_draw, save_plan
     from oomph.verbs.rehearsals import Asked
 
     asked = Asked(
@@ -84,6 +91,7 @@ def run(options: argparse.Namespace) -> int:
         forbid=_names(options.forbid),
         prefer=options.prefer,
         target_ratio=options.target_memory,
+        checked=checked_tricks(options.checks),
     )
     trained = what_to_train(options)
     _check_diff(options, trained)

@@ -12,9 +12,9 @@ from typing import Any
 
 from oomph.errors import UsageError
 from oomph.planning.sharing import numbers_of_gpus, shared_by, why_not_shared
-from oomph.planning.tricks import BATCH_SIZE, NAMES, NEED_CONSENT
+from oomph.planning.tricks import BATCH_SIZE, NAMES, NEED_CONSENT, SPLITTING
 from oomph.records.contradictions import contradiction_in
-from oomph.records.plan import Rejected
+from oomph.records.plan import Rejected, Stability
 from oomph.records.possible import Possible
 from oomph.records.workload import Precision, Sharding, Variant
 
@@ -39,6 +39,7 @@ class Question:
     forbid: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)  # tricks that cannot be, and why
     precision: Precision = "fp32"  # as it was given
+    checked: Mapping[str, Stability] = field(default_factory=dict)  # of tricks, by oomph check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class Choices:
     shardings: tuple[tuple[Sharding, int], ...]  # and the number of GPUs
     expandable: tuple[bool, ...]
     may_accumulate: bool
-    has_batch_norm: bool  # which sees a part of the batch, where it is split
+    changing: frozenset[str]  # tricks that change this model's training, though not that of others
     rejected: tuple[Rejected, ...]
     own: frozenset[str] = frozenset()  # tricks that are on as it was given
     least_micro_batch: int = 1
@@ -95,7 +96,7 @@ def choices_for(question: Question, checkpointings: Sequence[str]) -> Choices:
         shardings=chooser.shardings(),
         expandable=chooser.flag("expandable-segments"),
         may_accumulate=chooser.may_accumulate(),
-        has_batch_norm=bool(question.possible.batch_norm_names),
+        changing=frozenset(filter(chooser.changes, NAMES)),
         other_batch_sizes=chooser.other_batch_sizes(),
         own=frozenset({question.precision} - {"fp32"}),
         rejected=tuple(chooser.rejected),
@@ -200,11 +201,20 @@ class _Chooser:
             why = unless
         elif name in NEED_CONSENT and name not in self.question.allow:
             why = f"changes training: --allow {name}"
+        elif self.question.checked.get(name) == "changes" and name not in self.question.allow:
+            why = f"changes this training, as oomph check found: --allow {name}"
         else:
             why = None
         if why is not None:
             self.rejected.append(Rejected(what=name, why=why))
         return why is None
+
+    def changes(self, name: str) -> bool:
+        """Whether a trick changes this model's training, though not that of others."""
+        checked = self.question.checked.get(name)
+        if checked is not None:
+            return checked == "changes"
+        return name in SPLITTING and bool(self.possible.batch_norm_names)
 
     def flag(self, name: str) -> tuple[bool, ...]:
         return (False, True) if self.may(name) else (False,)
@@ -306,7 +316,8 @@ class _Chooser:
     def may_split(self, name: str, *, unless: str | None = None) -> bool:
         """Whether a trick may be used that shows a model only a part of the batch at a time."""
         layers = self.possible.batch_norm_names
-        if unless is None and layers and name not in self.question.allow:
+        is_unchecked = name not in self.question.checked
+        if unless is None and layers and is_unchecked and name not in self.question.allow:
             unless = (
                 f"{len(layers)} BatchNorm layers ({layers[0]}, ...) would see a part of the batch,"
                 f" which changes training: --allow {name}"

@@ -25,8 +25,6 @@ from oomph.records.plan import Preference, Stability, Trick
 from oomph.records.workload import Variant
 
 _STEP_RATIO = 0.85  # of memory, from one plan that is shown to the next
-# What shows the model a part of the batch at a time.
-_SPLITTING = frozenset({"accumulation", "ddp", "fsdp", "hybrid"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +64,8 @@ def search(
 
     Raises UsageError if none of them could be rehearsed.
     """
-    changing = _changed_by_part_of_the_batch(choices)
     candidates = [
-        _candidate(variant, known, changing, choices)
+        _candidate(variant, known, choices)
         for variant in (variants(choices) if every is None else every)
         if known.is_known(variant)
     ]
@@ -95,7 +92,7 @@ def search(
         smallest=min(candidates, key=lambda one: (one.least_bytes, one.step_s)).variant,
         fastest_s=min(one.step_s for one in candidates),
         num_candidates=len(candidates),
-        changing=changing,
+        changing=choices.changing,
     )
 
 
@@ -128,26 +125,19 @@ def varied(
     return [best, *sorted((one for one in kept if one is not best), key=lambda one: one.step_s)]
 
 
-def _candidate(
-    variant: Variant, known: Known, changing: frozenset[str], choices: Choices
-) -> Candidate:
+def _candidate(variant: Variant, known: Known, choices: Choices) -> Candidate:
     levers, seconds = levers_beyond(choices.own, variant), known.seconds(variant)
     batch_size = choices.batch_size
     is_other_batch = variant.batch_size != batch_size
     return Candidate(
         variant=variant,
-        stability="changes" if is_other_batch else stability_of(levers, changing),
+        stability="changes" if is_other_batch else stability_of(levers, choices.changing),
         num_tricks=len(levers) + is_other_batch,
         # What takes nobody knows how long is never the fastest.
         step_s=inf if seconds is None else seconds * batch_size / variant.batch_size,
         least_bytes=known.least_bytes(variant),
         host_bytes=known.host_bytes(variant),
     )
-
-
-def _changed_by_part_of_the_batch(choices: Choices) -> frozenset[str]:
-    """The tricks that change this model's training, though not that of others."""
-    return _SPLITTING if choices.has_batch_norm else frozenset()
 
 
 def stability_of(levers: Sequence[Lever], changing: frozenset[str] = frozenset()) -> Stability:

@@ -230,6 +230,8 @@ BY_NAME = {lever.name: lever for lever in LEVERS}
 # Not a lever of a variant: the batch itself, with the learning rate that goes with it.
 BATCH_SIZE = "batch-size"
 NAMES = (*BY_NAME, BATCH_SIZE)
+# What shows the model a part of the batch at a time.
+SPLITTING = frozenset({"accumulation", "ddp", "fsdp", "hybrid"})
 NEED_CONSENT = (*(lever.name for lever in LEVERS if lever.stability == "changes"), BATCH_SIZE)
 
 

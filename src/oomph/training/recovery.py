@@ -18,6 +18,7 @@ from oomph.errors import OomphError
 from oomph.records.plan import Plan
 from oomph.records.prediction import Prediction
 from oomph.training.out_of_memory import is_out_of_memory, which_memory
+from oomph.training.recovery_memory import Measurements
 from oomph.training.recovery_sizes import Predictor, Sizes, divisors
 from oomph.training.recovery_tricks import LastResorts
 
@@ -35,6 +36,7 @@ class Recovery:
     resorts: LastResorts
     say: Callable[[str], None]
     splits: bool = True
+    measured: Measurements | None = None
     num_ooms: int = 0
     num_ooms_before: int = 0  # this step
     tried: dict[str, None] = field(default_factory=dict)  # in order
@@ -65,6 +67,27 @@ class Recovery:
             attempt="oomph plan, for a way that fits: 8-bit or offloaded optimizer states, lower"
             " precision, several GPUs. Weights and optimizer are those of the last whole step",
         )
+
+
+def recovery_for(
+    resorts: LastResorts,
+    plan: Plan | None,
+    micro_batch: int | None,
+    say: Callable[[str], None],
+    *,
+    measured: Measurements | None,
+    may_grow: bool,
+) -> Recovery:
+    """As a Stepper needs it: with the first size that it was given, or its plan's."""
+    splits = not resorts.how.optimizer_in_backward
+    measured = measured if splits else None
+    sizes = Sizes(
+        micro_batch or (plan.micro_batch if plan else None),
+        planned_sizes(plan) if plan else None,
+        measured=measured,
+        may_grow=may_grow,
+    )
+    return Recovery(sizes, resorts, say, splits=splits, measured=measured)
 
 
 def half_updated(error_text: str) -> OomphError:

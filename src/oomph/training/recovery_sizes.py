@@ -2,9 +2,11 @@
 
 Examples of one kind may differ in size (tokens, pixels): what is learnt of one size is true of
 larger ones where it failed, and of smaller ones where it fitted. Sizes are sorted into buckets.
-Without a plan the whole batch is tried first. After a failure the size is halved, or what a
-predictor says if that is less, and divides the batch where it can. After a good while a size that
-is larger is tried again, each time after twice the while: memory may have been another's.
+Without a plan the whole batch is tried first. Where memory is measured (recovery_memory.py), as
+many are taken as fit by that, more than was planned included, and what it says of longer examples
+comes before they fail. After a failure the size is what fitted before, or half, or what a predictor
+says if that is less, and divides the batch where it can. After a good while a size that is larger
+is tried again, each time after twice the while: memory may have been another's.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 # (examples in the batch, size that failed) -> a size that should fit, None if it cannot tell
 Predictor = Callable[[int, int], int | None]
@@ -21,11 +24,24 @@ _GROW_AFTER = 100  # whole steps; a try that fails costs one of them
 _MOST_PATIENCE = 2**20
 
 
+class Measured(Protocol):
+    """What is known of the memory that examples take (recovery_memory.Measurements)."""
+
+    num: int
+
+    def forget(self) -> None: ...
+    def fitted(self, elements: int, size: int) -> None: ...
+    def failed(self, elements: int, size: int) -> None: ...
+    def fits(self, elements: int) -> int | None: ...
+    def size_that_fitted(self, elements: int) -> int: ...
+
+
 @dataclass(slots=True)
 class _Limit:
     """What is known of one bucket."""
 
     size: int  # the largest that may be tried
+    below: int  # the size that failed, if measurements may come near it; else the same as `size`
     num_good: int = 0  # steps at this size since
     patience: int = _GROW_AFTER
 
@@ -33,49 +49,107 @@ class _Limit:
 class Sizes:
     """The sizes that fit, by how large an example is."""
 
-    def __init__(self, first: int | None = None, predictor: Predictor | None = None) -> None:
+    def __init__(
+        self,
+        first: int | None = None,
+        predictor: Predictor | None = None,
+        *,
+        measured: Measured | None = None,
+        may_grow: bool = False,
+    ) -> None:
+        """may_grow: beyond the first, as far as was measured."""
         self._first, self._predictor = first, predictor
+        self._measured, self._may_grow = measured, may_grow
+        self._has_stepped = False  # there is memory of the optimizer that comes with its first step
+        self._told: dict[tuple[int, int], int] = {}  # by measurements; of examples and elements
+        self._num_told_by = 0  # measurements
         self._limits: dict[int, _Limit] = {}  # by bucket, of those that failed
 
     def size_for(self, num: int, elements: int) -> int:
         """How many of `num` examples of that size to take at a time."""
-        known = [self._first or num]
-        known += [limit.size for at, limit in self._limits.items() if at <= bucket_of(elements)]
-        return max(1, min(num, *known))
+        first = min(self._first or num, num)
+        told = self._told_by_memory(num, elements)
+        if told is not None:
+            first = told if self._may_grow or told < first else first
+        if not self._limits:
+            return max(1, first)
+        bucket = bucket_of(elements)
+        known = [_most(limit, told) for at, limit in self._limits.items() if at <= bucket]
+        return max(1, min(first, *known) if known else first)
+
+    def _told_by_memory(self, num: int, elements: int) -> int | None:
+        """The largest size that fits by what was measured; None before there is anything."""
+        measured = self._measured
+        if measured is None or not self._has_stepped:
+            return None
+        if measured.num != self._num_told_by:
+            self._told, self._num_told_by = {}, measured.num
+        told = self._told.get((num, elements))
+        if told is None:
+            fits = measured.fits(elements)
+            if fits is None:
+                return None
+            told = self._told[num, elements] = _friendly(num, max(fits, 1))
+        return told
 
     def failed(self, num: int, elements: int, size: int) -> int:
         """The next size to try; 0 if a single example was too much."""
-        smaller = next_size(num, size, self._predictor)
+        told = self._told_by_memory(num, elements)
+        fitted = self._measured.size_that_fitted(elements) if self._measured else 0
+        smaller = fitted if 0 < fitted < size else next_size(num, size, self._predictor)
+        if told is not None:
+            smaller = min(smaller, told)
         bucket = bucket_of(elements)
         before = self._limits.get(bucket)
         patience = 2 * before.patience if before else _GROW_AFTER
-        self._limits[bucket] = _Limit(max(smaller, 1), patience=min(patience, _MOST_PATIENCE))
+        # What was measured has just been wrong, or there was nothing: then it may still come near.
+        below = size if told is None or told < size else max(smaller, 1)
+        if self._measured is not None and below < size:
+            self._measured.failed(elements, size)
+        self._limits[bucket] = _Limit(
+            max(smaller, 1), below, patience=min(patience, _MOST_PATIENCE)
+        )
         return smaller
 
     def fitted(self, num: int, elements: int, size: int) -> None:
         """A whole step went well. After many, a larger size may be tried."""
-        limit = self._limits.get(bucket_of(elements))
+        if self._measured is not None and self._has_stepped:
+            self._measured.fitted(elements, size)
+        self._has_stepped = True
+        limit = self._limits.get(bucket_of(elements)) if self._limits else None
         if limit is None or size < limit.size:
             return
         limit.num_good += 1
         if limit.num_good >= limit.patience:
             limit.num_good = 0
-            limit.size = _next_divisor(num, limit.size)
+            limit.size = limit.below = _next_divisor(num, limit.size)
 
     def cap(self, elements: int, size: int) -> None:
         """Another rank needs smaller pieces than this one."""
         bucket = bucket_of(elements)
-        limit = self._limits.setdefault(bucket, _Limit(size))
-        limit.size = min(limit.size, max(size, 1))
+        limit = self._limits.setdefault(bucket, _Limit(size, size))
+        limit.size = limit.below = min(limit.size, max(size, 1))
 
     def forget(self) -> None:
         """Begin with the first size again."""
         self._limits.clear()
+        self._forget_memory()
 
     def grow_soon(self) -> None:
         """Something has changed that saves memory: larger sizes are tried after each good step."""
+        self._forget_memory()
         for limit in self._limits.values():
             limit.num_good, limit.patience = 0, 1
+
+    def _forget_memory(self) -> None:
+        self._told.clear()
+        if self._measured is not None:
+            self._measured.forget()
+
+
+def _most(limit: _Limit, told: int | None) -> int:
+    """Measurements may say that more fits, below what failed."""
+    return told if told is not None and limit.size < told < limit.below else limit.size
 
 
 def next_size(num: int, failed: int, predictor: Predictor | None = None) -> int:
@@ -84,9 +158,16 @@ def next_size(num: int, failed: int, predictor: Predictor | None = None) -> int:
     predicted = predictor(num, failed) if predictor else None
     if predicted is not None:
         half = min(half, predicted) or min(half, 1)
-    divisor = max((size for size in divisors(num) if size <= half), default=0)
+    return _friendly(num, half)
+
+
+def _friendly(num: int, most: int) -> int:
+    """The largest divisor of a batch that is not more than `most`, if it is not much less."""
+    if most >= num:
+        return num
+    divisor = max((size for size in divisors(num) if size <= most), default=0)
     # A batch of 37 has no divisors: 18 at a time are better than one, and as exact.
-    return divisor if 2 * divisor > half else half
+    return divisor if 2 * divisor > most else most
 
 
 def divisors(num: int) -> list[int]:

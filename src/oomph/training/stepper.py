@@ -14,34 +14,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
-
-import torch
 
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import Precision
-from oomph.training import apply, recovery_tricks, splitting, stepper_options
+from oomph.training import apply, recovery_tricks, stepper_options
 from oomph.training.out_of_memory import is_out_of_memory
 from oomph.training.recovery import (
-    Recovery,
     half_updated,
-    planned_sizes,
+    recovery_for,
     release,
     said_by,
     tried_twice,
 )
-from oomph.training.recovery_sizes import Sizes
 from oomph.training.rollback import Rollback
 from oomph.training.stepper_batches import Batch, Batches, Split
 from oomph.training.stepper_micro import Micro
+from oomph.training.stepper_passes import Passes
 from oomph.training.stepper_result import Result
 from oomph.training.stepper_signals import SignalsHeld
 from oomph.training.stepper_update import Copies, Update
 from oomph.training.weights import Weight
 
-_LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _log = logging.getLogger("oomph")
 
 
@@ -97,35 +93,35 @@ class Stepper:
         if plan is not None:
             apply.put_on_made(model, optimizers, how)
         apply.set_precision(how)
-        kind, low = stepper_options.device_kind(model), _LOW.get(how.precision)
-        self._autocast = None if low is None else torch.autocast(kind, dtype=low)
-        if scaler is None and how.precision == "fp16":
-            scaler = torch.amp.GradScaler(kind)
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self.model, self._loss, self._agree = model, loss or stepper_options.no_loss, agree
-        self._device = device
+        self.model, self._agree = model, agree
         self._batches = Batches(weight, accumulate, whole, split)
         self._rollback = Rollback(model, optimizers, keeps_other_rngs=keeps_other_rngs)
-        self._recovery = Recovery(
-            Sizes(
-                micro_batch or (plan.micro_batch if plan else None),
-                planned_sizes(plan) if plan else None,
-            ),
+        self._recovery = recovery = recovery_for(
             recovery_tricks.LastResorts(model, how, last_resorts),
+            plan,
+            micro_batch,
             say or _log.warning,
-            splits=not how.optimizer_in_backward,
+            measured=stepper_options.measured(model, plan) if agree is None else None,
+            may_grow=micro_batch is None and not stepper_options.has_batch_norm(model),
+        )
+        self._passes = Passes(
+            model,
+            loss or stepper_options.no_loss,
+            recovery.resorts,
+            kind=stepper_options.device_kind(model),
+            device=device,
+            scaler=scaler,
+            steps_in_backward=not recovery.splits,
         )
         self._update = Update(
             model,
             optimizers,
             stepper_options.several(scheduler),
-            scaler=self._scaler,
+            scaler=self._passes.scaler,
             clip_grad_norm=clip_grad_norm,
-            copies="never" if how.optimizer_in_backward else copies,
+            copies=copies if recovery.splits else "never",
         )
-        self._losses: list[Any] = []  # since the last step of the optimizer
         self._running: Batch | None = None
-        self._is_half_updated = False  # only where the optimizer steps in backward
         self.result: Result | None = None  # of the last batch
 
     # ---- what users call -----------------------------------------------------------------------
@@ -188,16 +184,18 @@ class Stepper:
     def _open(self, data: Any) -> Batch:
         if not self._batches.opened:
             tried_twice(self._rollback.take)
-            self._losses = []
+            self._passes.losses = []
             self._recovery.num_ooms_before = self.num_ooms
         return self._batches.open(data)
 
     def _attempt(self, todo: list[Batch]) -> bool:
         """Run batches. False after an out-of-memory error, when all is as before the first."""
+        run = self._passes.run
         try:
             for batch in todo:
                 for data, _, share in self._pieces(batch):
-                    self._run(data, share)
+                    run(data, share)
+                self._measure(batch)
         except BaseException as error:
             if not self.catches(error):
                 raise
@@ -208,7 +206,7 @@ class Stepper:
         """The same, where somebody else runs the pieces."""
         for batch in todo:
             for data, num, share in self._pieces(batch):
-                micro = Micro(self, data, num, share, is_first=not self._losses)
+                micro = Micro(self, data, num, share, is_first=not self._passes.losses)
                 try:
                     yield micro
                 except BaseException as left:  # the loop was left: GeneratorExit
@@ -223,6 +221,7 @@ class Stepper:
                         because="micro.backward(loss) was not called for it",
                         attempt="with micro: micro.backward(loss)",
                     )
+            self._measure(batch)
         return True
 
     def _pieces(self, batch: Batch) -> Iterator[tuple[Any, int, float]]:
@@ -230,38 +229,22 @@ class Stepper:
         batch.size = batch.num
         if self._recovery.splits:
             batch.size = self._recovery.sizes.size_for(batch.num, batch.elements)
+        if self._recovery.measured is not None:
+            self._recovery.measured.begin(batch.elements, batch.size)
         return self._batches.pieces(batch)
 
-    def _run(self, data: Any, share: float) -> None:
-        """Forward and backward of a piece. It is a function so that its frame can be cleared."""
-        if self._device is not None:
-            data = splitting.moved(data, self._device)
-        context = self.forward_context()
-        if context is None:
-            loss = self._loss(self.model, data)
-        else:
-            with context:
-                loss = self._loss(self.model, data)
-        self.backward(loss, share)
+    def _measure(self, batch: Batch) -> None:
+        """What the pieces of a batch took, when they are all done."""
+        if self._recovery.measured is not None:
+            self._recovery.measured.end(batch.elements, batch.size, batch.num)
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
         """What each forward runs in: autocast, offloaded activations; None for nothing."""
-        if self._autocast is None and not self._recovery.resorts.how.offload_activations:
-            return None
-        stack = ExitStack()
-        if self._autocast is not None:
-            stack.enter_context(self._autocast)
-        stack.enter_context(apply.around_forward(self._recovery.resorts.how))
-        return stack
+        return self._passes.forward_context()
 
     def backward(self, loss: Any, share: float) -> None:
         """Backward of a piece that counts `share`."""
-        scaled = loss if share == 1 else loss * share
-        self._losses.append(scaled.detach())
-        if self._scaler is not None:
-            scaled = self._scaler.scale(scaled)
-        self._is_half_updated = not self._recovery.splits
-        scaled.backward()
+        self._passes.backward(loss, share)
 
     # ---- when something fails ------------------------------------------------------------------
 
@@ -272,7 +255,7 @@ class Stepper:
             self._give_up()
             return False
         text = said_by(error)
-        if self._is_half_updated:
+        if self._passes.is_half_updated:
             release(error)
             self._give_up()
             raise half_updated(text) from None
@@ -301,7 +284,7 @@ class Stepper:
     def _undo(self) -> None:
         with SignalsHeld():
             self._rollback.undo()
-            self._losses, self._is_half_updated = [], False
+            self._passes.begin_again()
             self._batches.begin_again()
 
     def _give_up(self) -> None:
@@ -317,7 +300,7 @@ class Stepper:
             is_whole = is_last or self._batches.is_whole
             factor = self._batches.factor if is_whole else 1.0
             self.result = Result(
-                self._losses,
+                self._passes.losses,
                 factor=factor,
                 has_stepped=is_whole,
                 micro_batch=self._batches.opened[-1].size,
@@ -335,5 +318,5 @@ class Stepper:
         for batch in self._batches.opened:
             self._recovery.sizes.fitted(batch.num, batch.elements, batch.size)
         self._batches.clear()
-        self._is_half_updated = False
+        self._passes.is_half_updated = False
         return norm

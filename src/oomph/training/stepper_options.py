@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import How, Precision
+from oomph.training.recovery_memory import CudaMemory, Measurements
 
 
 def how_to_train(plan: Plan | None, precision: Precision | None) -> How:
@@ -61,6 +63,29 @@ def no_loss(_: Any, __: Any) -> NoReturn:
 
 def device_kind(model: Any) -> str:
     """ "cuda", "cpu": where the first parameter is."""
-    parameter = next(iter(model.parameters()), None)
-    kind: str = "cpu" if parameter is None else parameter.device.type
+    device = _device(model)
+    kind: str = "cpu" if device is None else device.type
     return kind
+
+
+def _device(model: Any) -> Any:
+    parameter = next(iter(model.parameters()), None)
+    return None if parameter is None else parameter.device
+
+
+def measured(model: Any, plan: Plan | None) -> Measurements | None:
+    """What measures the memory that the plan leaves to torch; None where that is not a GPU's."""
+    device, limit_bytes = _device(model), None
+    if device is None or device.type != "cuda":
+        return None
+    if plan is not None:
+        told = plan.prediction
+        limit_bytes = told.capacity_bytes - (told.device_bytes - told.reserved_bytes)
+    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    return Measurements(CudaMemory(device, limit_bytes), gradient_bytes)
+
+
+def has_batch_norm(model: Any) -> bool:
+    """Whether another size would be another training."""
+    return any(isinstance(each, _BatchNorm) and each.training for each in model.modules())

@@ -22,7 +22,7 @@ class Result:
 
     def __init__(
         self,
-        losses: list[Any],
+        losses: list[tuple[Any, float]],
         *,
         factor: float,
         has_stepped: bool,
@@ -40,7 +40,9 @@ class Result:
     @property
     def loss(self) -> Any:
         """The loss since the last step, a tensor without a graph: float(...) waits for it."""
-        return torch.stack(self._losses).sum() * self._factor
+        losses = torch.stack([loss for loss, _ in self._losses]).flatten()
+        shares = [share * self._factor for _, share in self._losses]
+        return (losses * losses.new_tensor(shares)).sum()
 
     def __repr__(self) -> str:
         return (

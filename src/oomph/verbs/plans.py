@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from oomph.planning.planned import Planned
-    from oomph.records.plan import Plan, Plans, Preference
+    from oomph.records.check import Checks
+    from oomph.records.plan import Plan, Plans, Preference, Stability
     from oomph.records.script import Script
     from oomph.records.workload import Workload
     from oomph.verbs.plan_search import Drawn
@@ -33,6 +34,7 @@ def plan(
     forbid: Sequence[str] = (),
     target_memory: float = 1.0,
     prefer: Preference = "balance",
+    checks: Checks | Path | str | None = None,
     unprotected: bool = False,
     say: Say | None = None,
 ) -> Plans:
@@ -41,6 +43,8 @@ def plan(
     The batch is kept: micro-batch x accumulation x GPUs is it, in every plan. What changes
     training is considered only where `allow` names it; `forbid` names tricks to leave out.
     `target_memory` is the share of the GPU that may be used. `say` is told what goes on.
+    `checks` are those of oomph.check, or their file: what they prove of a trick counts, and not
+    what is assumed of models in general.
     A script (its path, or a Script with its arguments) is rehearsed as it is, in a sandbox;
     `unprotected` lets it run where there can be none.
     """
@@ -53,6 +57,7 @@ def plan(
         forbid=frozenset(forbid),
         prefer=prefer,
         target_ratio=target_memory,
+        checked=checked_tricks(checks),
     )
     drawn = plan_and_draw(
         workload,
@@ -64,6 +69,18 @@ def plan(
         unprotected=unprotected,
     )
     return drawn.plans
+
+
+def checked_tricks(checks: Checks | Path | str | None) -> Mapping[str, Stability]:
+    """What checks say of tricks, by their names. Raises Unreadable."""
+    from oomph.records.check import Checks, stability_of_check
+    from oomph.records.stored import from_json_file
+
+    if checks is None:
+        return {}
+    if not isinstance(checks, Checks):
+        checks = from_json_file(Checks, checks, what="check")
+    return stability_of_check(checks)
 
 
 def plan_and_draw(

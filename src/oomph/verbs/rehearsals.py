@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from oomph.predicting.footprint import Footprint
     from oomph.predicting.ways import Family, Step
     from oomph.predicting.weighing import Weighed
-    from oomph.records.plan import Preference
+    from oomph.records.plan import Preference, Stability
     from oomph.records.possible import Possible
     from oomph.records.trace import Op, Trace
     from oomph.records.workload import Variant
@@ -37,6 +37,7 @@ class Asked:
     forbid: frozenset[str] = frozenset()
     prefer: Preference = "balance"
     target_ratio: float = 1.0  # of what CUDA can have of the GPU
+    checked: Mapping[str, Stability] = field(default_factory=dict)  # of tricks, by oomph check
 
 
 class Rehearser(Protocol):
@@ -98,6 +99,7 @@ def choices_of(
         forbid=asked.forbid,
         refused=rehearsed.refused,
         precision="fp32" if rehearsed.given is None else rehearsed.given.precision,
+        checked=asked.checked,
     )
     found = choices_for(question, ("selective", "blocks"))
     return replace(found, least_micro_batch=min(least_micro_batch, question.batch_size))

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # Ways to train on a GPU of which only the memory is known are compared at the rates of this one.
 _REFERENCE = "a100-40gb"
+# The name of the GPU of oomph.emulated_gpu: all of its memory is torch's.
+EMULATED = "emulated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,7 @@ class Target:
     memory_bytes: int | None  # where it is given apart
     assumed: str | None  # what its name left open
     taken_bytes: int = 0  # of a GPU that is here: what others hold of it now
+    is_emulated: bool = False  # without a CUDA context
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -61,9 +64,11 @@ class Target:
         return Card(
             name=self.name,
             usable=usable,
-            context=context(self.model, torch_version, measured_bytes=taken_bytes),
+            context=NOTHING
+            if self.is_emulated
+            else context(self.model, torch_version, measured_bytes=taken_bytes),
             # A measurement has run a convolution: cuDNN's kernels are in it.
-            cudnn=NOTHING if measured else cudnn(self.model, torch_version),
+            cudnn=NOTHING if measured or self.is_emulated else cudnn(self.model, torch_version),
             has_fast_tf32=self.model.has_fast_tf32,
         )
 
@@ -137,12 +142,32 @@ def find_target(gpu: str | None, gpu_memory: int | str | None) -> Target:
     memory_bytes = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
     if memory_bytes is not None and memory_bytes < 1:
         raise UsageError(f"a GPU of {gpu_memory} has no memory", attempt="--gpu-memory 12GiB")
+    if gpu == EMULATED:
+        return _emulated(memory_bytes)
     found = None if gpu is None else find_gpu(gpu)
     return Target(
         name=gpu or f"a GPU of {gpu_memory}",
         model=_unnamed_gpu() if found is None else found.model,
         memory_bytes=memory_bytes,
         assumed=None if found is None else found.assumed,
+    )
+
+
+def _emulated(memory_bytes: int | None) -> Target:
+    """What oomph.emulated_gpu and `oomph run --emulate` give. Raises UsageError."""
+    from oomph.errors import UsageError
+
+    if memory_bytes is None:
+        raise UsageError(
+            "an emulated GPU has no memory of its own",
+            attempt="--gpu emulated --gpu-memory 2GiB, as in oomph run --emulate 2GiB",
+        )
+    return Target(
+        name="the emulated GPU",
+        model=_unnamed_gpu(),
+        memory_bytes=memory_bytes,
+        assumed=None,
+        is_emulated=True,
     )
 
 

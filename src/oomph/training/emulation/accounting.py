@@ -75,7 +75,7 @@ class Accounting(TorchDispatchMode):
             raise error.with_traceback(None) from None
 
     def _run(self, op: Op, function: Any, args: Any, kwargs: Any) -> Any:
-        if not self._goes_to_card(args, kwargs):
+        if op.is_of_host or not self._goes_to_card(args, kwargs):
             return function(*args, **kwargs)
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": HOST}

@@ -11,6 +11,7 @@ import torch
 Kind = Literal["view", "in place", "storage", "fresh"]
 # What an op leaves on the host though its arguments are on the GPU: places among its outputs.
 _ON_HOST = {"_pack_padded_sequence": frozenset({1})}  # batch_sizes
+_OF_HOST = ("empty_on_host",)  # oomph's own: all that it makes is the host's
 _MOVES_STORAGE = ("resize_", "resize_as_", "set_", "resize_output_")
 
 
@@ -33,6 +34,7 @@ class Op:
         "in_place",
         "is_composite",
         "is_gemm",
+        "is_of_host",
         "kind",
         "lifts",
         "name",
@@ -46,6 +48,7 @@ class Op:
         self.kind = _kind_of(function, self.name)
         self.in_place = facts.in_place_names.get(self.name)
         self.on_host = _ON_HOST.get(self.name)
+        self.is_of_host = self.name in _OF_HOST
         self.is_gemm = self.name in facts.gemms
         self.temporaries = facts.temporaries.get(self.name)
         # torch.tensor([...]) makes its storage where nobody sees it, and only then shows it.

@@ -1,0 +1,136 @@
+"""Random jobs, each with its plan, and whether a size of pieces fits: tried on emulated GPUs."""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.job_models import Trained, drawn
+from oomph.units import GIB, MIB
+
+NUM_BUDGETS = 4  # for each model
+SEED = 2026
+_AMPLE_BYTES = 8 * GIB
+# Of a whole batch. Less would be of the size of torch's segments, which no GPU's memory is; more
+# takes too long on a CPU.
+_LEAST_BYTES = 96 * MIB
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    trained: Trained
+    budget_bytes: int
+    order: tuple[int, ...]  # the length of each batch of the loader
+    plan: Any
+    trials: Trials
+
+    @property
+    def batch_size(self) -> int:
+        return self.trained.batch_size
+
+    def length_at(self, sample: int) -> int:
+        return self.order[min(sample // self.batch_size, len(self.order) - 1)]
+
+    @functools.cache  # noqa: B019 - a job lives as long as the benchmark
+    def largest(self, length: int) -> int:
+        """The largest divisor of the batch that fits; 0 if none does."""
+        from oomph.training.recovery_sizes import divisors
+
+        sizes = divisors(self.batch_size)
+        low, high = 0, len(sizes)
+        while low < high:
+            middle = (low + high) // 2
+            is_split = sizes[middle] < self.batch_size
+            if self.trials.fits(self.budget_bytes, sizes[middle], length, is_split=is_split):
+                low = middle + 1
+            else:
+                high = middle
+        return sizes[low - 1] if low else 0
+
+
+@dataclass
+class Trials:
+    """Steps of a model on emulated GPUs."""
+
+    trained: Trained
+    known: dict[Any, bool] = field(default_factory=dict)
+
+    def fits(self, budget_bytes: int, size: int, length: int, *, is_split: bool) -> bool:
+        key = budget_bytes, size, length, is_split
+        if key not in self.known:
+            self.known[key] = self.peak_bytes(*key) is not None
+        return self.known[key]
+
+    def peak_bytes(self, budget_bytes: int, size: int, length: int, is_split: bool) -> int | None:
+        """Of two steps, of two pieces each where they are split; None if it runs out of memory."""
+        import torch
+
+        import oomph
+
+        with oomph.emulated_gpu(budget_bytes) as gpu:
+            try:
+                _train_by_hand(self.trained, size, length, 1 + is_split)
+            except torch.OutOfMemoryError:
+                return None
+            return gpu.peak_allocated_bytes
+
+
+def _train_by_hand(trained: Trained, size: int, length: int, num_pieces: int) -> None:
+    model = trained.model().cuda()
+    optimizer = trained.optimizer(model.parameters())
+    for _ in range(2):
+        for _ in range(num_pieces):
+            piece = {name: each.cuda() for name, each in trained.batch(size, length).items()}
+            (trained.loss(model, piece) / num_pieces).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# ---- drawing jobs ----------------------------------------------------------------------------
+
+
+def jobs(num: int) -> list[Job]:
+    chance = random.Random(SEED)  # noqa: S311
+    made: list[Job] = []
+    while len(made) < num:
+        made += _jobs_of(drawn(chance), chance)
+    return made[:num]
+
+
+def _jobs_of(trained: Trained, chance: random.Random) -> list[Job]:
+    trials, longest = Trials(trained), trained.lengths[-1]
+    two, four = (trials.peak_bytes(_AMPLE_BYTES, n, longest, True) or 0 for n in (2, 4))
+    each = (four - two) / 2
+    if not _LEAST_BYTES <= each * trained.batch_size <= 4 * _LEAST_BYTES:
+        return []
+    found = []
+    for _ in range(NUM_BUDGETS):
+        num = trained.batch_size ** chance.uniform(0.4, 1.05)  # examples that should just fit
+        budget_bytes = int((two + each * (num - 2)) * 1.03) + 2 * MIB
+        order = _order(trained, chance)
+        plan = _plan(trained, budget_bytes)
+        job = Job(trained, budget_bytes, order, plan, trials)
+        if plan is not None and job.largest(longest):
+            found.append(job)
+    return found
+
+
+def _order(trained: Trained, chance: random.Random) -> tuple[int, ...]:
+    if chance.random() < 0.5:
+        return trained.lengths[-1:] * 3
+    order = list(trained.lengths) * 3
+    chance.shuffle(order)
+    return tuple(order)
+
+
+def _plan(trained: Trained, budget_bytes: int) -> Any:
+    """Of accumulation alone: the others' searches have nothing else."""
+    import oomph
+    from oomph.verbs.plans import trick_names
+
+    forbid = [name for name in trick_names() if name != "accumulation"]
+    return oomph.plan(
+        trained.workload(), gpu="emulated", gpu_memory=budget_bytes, forbid=forbid
+    ).best

@@ -1,0 +1,74 @@
+"""Random jobs on the emulated GPU: what it takes to settle on a size, beside others' searches.
+
+    python -m benchmarks.jobs 200
+
+A job is a model, a batch, a GPU's memory, and batches of one length or of several. Whether a size
+fits is tried for real, on an emulated GPU of its own; each such trial is made once, and whoever
+asks again is told the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+
+from benchmarks.job_searches import WAYS, Outcome
+from benchmarks.job_trials import jobs
+from oomph.tracing.child import in_a_child
+
+NUM_JOBS = 12  # of `make bench`, a few minutes of CPU; 200 take most of an hour
+_COLUMNS = (
+    "no OOM",
+    "most OOMs",
+    "of the largest size",
+    "least",
+    "batch kept",
+    "samples twice",
+    "lost",
+)
+
+
+def measure(num: int = NUM_JOBS) -> str:
+    outcomes = in_a_child(lambda: _all_outcomes(num))
+    title = f"{num} random jobs, emulated GPU"
+    width = max(len(title), *map(len, WAYS))
+    rule = "|".join(f"{'-' * (len(each) + 1)}:" for each in _COLUMNS)
+    lines = [f"| {title:<{width}} | {' | '.join(_COLUMNS)} |", f"|{'-' * (width + 2)}|{rule}|"]
+    for name, found in outcomes.items():
+        cells = [f"{cell:>{len(at)}}" for cell, at in zip(_cells(found), _COLUMNS, strict=True)]
+        lines.append(f"| {name:<{width}} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cells(found: Sequence[Outcome]) -> tuple[str, ...]:
+    shares = [share for each in found for share in each.shares]
+    return (
+        f"{_share(not each.num_ooms for each in found):.0%}",
+        f"{max(each.num_ooms for each in found)}",
+        f"{statistics.mean(shares):.1%}",
+        f"{min(shares):.0%}",
+        f"{_share(each.keeps_batch for each in found):.0%}",
+        f"{sum(each.num_repeated for each in found)}",
+        f"{sum(each.num_lost for each in found)}",
+    )
+
+
+def _share(answers: Iterable[bool]) -> float:
+    return statistics.mean(map(float, answers))
+
+
+def _all_outcomes(num: int) -> dict[str, list[Outcome]]:
+    import torch
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    made = jobs(num)
+    return {name: [run(job) for job in made] for name, run in WAYS.items()}
+
+
+if __name__ == "__main__":
+    print(measure(int(sys.argv[1]) if len(sys.argv) > 1 else NUM_JOBS))

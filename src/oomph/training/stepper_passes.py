@@ -1,0 +1,77 @@
+"""A piece of a batch -> its gradients: forward and backward, with what a plan puts around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+
+from oomph.training import apply, splitting
+from oomph.training.recovery_tricks import LastResorts
+
+_LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Passes:
+    """Runs pieces; keeps their losses since the last step of the optimizer."""
+
+    def __init__(
+        self,
+        model: Any,
+        loss: Callable[[Any, Any], Any],
+        resorts: LastResorts,
+        *,
+        kind: str,
+        device: Any,
+        scaler: Any,
+        steps_in_backward: bool,
+    ) -> None:
+        """kind: of the device, "cuda". device: where pieces are moved to."""
+        self._model, self._loss, self._resorts, self._device = model, loss, resorts, device
+        precision = resorts.how.precision
+        low = _LOW.get(precision)
+        self._autocast = None if low is None else torch.autocast(kind, dtype=low)
+        if scaler is None and precision == "fp16":
+            scaler = torch.amp.GradScaler(kind)
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._steps_in_backward = steps_in_backward
+        self.losses: list[tuple[Any, float]] = []  # and how much each counts
+        self.is_half_updated = False  # only where the optimizer steps in backward
+
+    def begin_again(self) -> None:
+        self.losses, self.is_half_updated = [], False
+
+    def run(self, data: Any, share: float) -> None:
+        """Forward and backward of a piece. It is a function so that its frame can be cleared."""
+        if self._device is not None:
+            data = splitting.moved(data, self._device)
+        context = self.forward_context()
+        if context is None:
+            loss = self._loss(self._model, data)
+        else:
+            with context:
+                loss = self._loss(self._model, data)
+        self.backward(loss, share)
+
+    def forward_context(self) -> AbstractContextManager[Any] | None:
+        """What each forward runs in: autocast, offloaded activations; None for nothing."""
+        if self._autocast is None and not self._resorts.how.offload_activations:
+            return None
+        stack = ExitStack()
+        if self._autocast is not None:
+            stack.enter_context(self._autocast)
+        stack.enter_context(apply.around_forward(self._resorts.how))
+        return stack
+
+    def backward(self, loss: Any, share: float) -> None:
+        """Backward of a piece that counts `share`."""
+        self.losses.append((loss.detach(), share))
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        self.is_half_updated = self._steps_in_backward
+        if share == 1:
+            loss.backward()
+        else:  # what backward of `loss * share` begins with, without that op and its own backward
+            loss.backward(torch.full_like(loss, share))
