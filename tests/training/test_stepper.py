@@ -326,6 +326,25 @@ def test_a_first_update_that_runs_out_of_memory_is_undone_and_done_again(at: int
     assert_same(job, by_hand([batch]))
 
 
+def test_a_fused_update_with_a_scaler_is_done_again_parameter_by_parameter() -> None:
+    torch.manual_seed(0)
+    model, (batch,) = mlp().double(), batches(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    step = oomph.Stepper(model, optimizer, of_rows, scaler=torch.amp.GradScaler("cpu"))
+    failures = [torch.OutOfMemoryError(MESSAGE)]
+
+    def short(*_: Any) -> None:
+        if failures:
+            raise failures.pop()
+
+    optimizer.register_step_post_hook(short)
+    step(batch)
+    step(batch)
+    expected = by_hand([batch, batch])
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert (weights - expected.weights()).abs().max() < 1e-9
+
+
 def test_a_later_update_that_runs_out_of_memory_says_that_it_is_half_done() -> None:
     job, (batch,) = Job(), batches(1)
     job.step(batch)

@@ -73,6 +73,8 @@ class Update:
         is_first = num_parameters != self._num_updated
         is_copied = self._copies == "always" or (self._copies == "first" and is_first)
         copied = self._copied() if is_copied else None
+        if copied:
+            self._unscale()
         try:
             self._step_each()
         except BaseException as error:
@@ -82,6 +84,13 @@ class Update:
                 raise
             self._step_again(error, copied)
         self._num_updated = num_parameters
+
+    def _unscale(self) -> None:
+        """Before the step: a fused one would do it on its way, and could not do it twice."""
+        for optimizer in self.optimizers if self._scaler else ():
+            state = self._scaler._per_optimizer_states[id(optimizer)]
+            if state["stage"] is torch.amp.grad_scaler.OptState.READY:
+                self._scaler.unscale_(optimizer)
 
     def _copied(self) -> UpdateCopy | None:
         """None if the host has no memory for it: then the step goes on without."""
@@ -152,6 +161,10 @@ class Update:
 def _one_by_one(optimizer: Any) -> None:
     for group in optimizer.param_groups:
         group.update({name: False for name in ("foreach", "fused") if name in group})
+    # A fused step asks what the scaler has left on the optimizer; others refuse to see it.
+    optimizer._step_supports_amp_scaling = False
+    for name in ("grad_scale", "found_inf"):
+        optimizer.__dict__.pop(name, None)
 
 
 def _check(schedulers: Sequence[Any], copies: str) -> None:
