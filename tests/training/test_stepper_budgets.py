@@ -102,7 +102,7 @@ def uninterrupted(name: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 def budgets_for(name: str, dtype: torch.dtype) -> Budgets:
     """From what one example at a time surely fits into to what is too little for all at once."""
     kind = {**KINDS, **IN_PIECES}[name]
-    least = _peaks(kind, dtype, 1)[1] + 2 * MIB  # in whole pages
+    least = _peaks(kind, dtype, 1)[1] + 12 * MIB  # a page more: larger attempts leave holes
     most, _ = _peaks(kind, dtype, NUM)
     assert least < most
     return least, most
