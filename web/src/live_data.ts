@@ -39,6 +39,7 @@ export interface Frame {
   number: number;
   at: number; // seconds since the epoch
   problem: string | null;
+  notes: string[]; // what cannot be watched
   gpus: LiveGpu[];
 }
 

@@ -18,6 +18,7 @@ export function showMachine(root: HTMLElement, onLink: (link: Link) => void): vo
   const title = h("h1", {}, "Looking at the GPUs");
   const given = h("p", { class: "given" });
   const problem = h("p", { class: "warning" });
+  const notes = h("p", { class: "note" });
   const cards = h("div", { class: "gpus" });
   const processes = processTable();
   const under = h("div", {});
@@ -29,6 +30,7 @@ export function showMachine(root: HTMLElement, onLink: (link: Link) => void): vo
       { class: "machine" },
       h("header", {}, h("p", { class: "eyebrow" }, h("b", {}, "oomph serve"), where), title, given),
       problem,
+      notes,
       cards,
       under,
       who,
@@ -51,6 +53,7 @@ export function showMachine(root: HTMLElement, onLink: (link: Link) => void): vo
     document.title = `${summary(frame)} · ${past.host}`;
     put(given, together(frame));
     put(problem, frame.problem ?? "");
+    put(notes, frame.notes.join("; "));
     who.hidden = !frame.gpus.length;
     processes.show(frame);
   };

@@ -44,6 +44,7 @@ class Sighting:
     at: float  # seconds since the epoch
     gpus: tuple[SeenGpu, ...]
     problem: str | None  # why there are no GPUs, or why what is told of them is old
+    notes: tuple[str, ...] = ()  # what cannot be watched, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import asyncio
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_S = 10.0  # from the first byte (or from connecting) to the end of the request's head
+IDLE_S = 15  # between two requests
 READING_S = 30.0  # for a client to make room, once its buffers are full
 MOST_CONNECTIONS = 256  # far below the 1024 files that a process may usually open
 MOST_VIEWERS = 200  # of the live stream; the rest is for everything else

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from oomph.records.machine import Device, Machine
-from oomph.records.run import GpuSpan, WatchedGpu
+from oomph.records.run import Event, GpuSpan, WatchedGpu
 from oomph.records.sighting import Past, SeenGpu, Sighting, Totals
 
 HISTORY_S = 900  # one Sighting a second: fifteen minutes
 # Spans end once a second. One that is older than this is not of now: the GPU does not answer.
 _OLD_S = 3.0
+_MOST_NOTES = 20
 Number = TypeVar("Number", int, float)
 
 
@@ -26,6 +27,8 @@ class Found(Protocol):
 
     @property
     def spans(self) -> tuple[GpuSpan, ...]: ...
+    @property
+    def events(self) -> tuple[Event, ...]: ...
 
 
 class Source(Protocol):
@@ -45,13 +48,18 @@ class Feed:
         self._source = source
         self._spans: dict[int, GpuSpan] = {}
         self._totals: dict[int, Totals] = {}
+        self._notes: dict[str, None] = {}  # each once, in their order
         self._num_looks = 0
         self.history: deque[Past] = deque(maxlen=HISTORY_S)
         self.newest = self.look()
 
     def look(self) -> Sighting:
         """Take what is new."""
-        for span in self._source.take().spans:
+        found = self._source.take()
+        for event in found.events:
+            if event.kind == "warning" and len(self._notes) < _MOST_NOTES:
+                self._notes[event.text] = None
+        for span in found.spans:
             self._spans[span.gpu] = span
             self._totals[span.gpu] = added(self._totals.get(span.gpu, Totals()), span)
         machine = self._source.machine()
@@ -62,6 +70,7 @@ class Feed:
             at=time.time(),
             gpus=tuple(self._seen(place, *pair) for place, pair in enumerate(pairs)),
             problem=machine.problem,
+            notes=tuple(self._notes),
         )
         self._num_looks += 1
         self.history.append(_remembered(self.newest))

@@ -15,12 +15,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from oomph.errors import OomphError, UsageError
+from oomph.serving import connections
 from oomph.serving.application import Dashboard
-from oomph.serving.connections import BoundedConnection
 
 _TICK_S = 1.0
 _BACKLOG = 128
-_IDLE_S = 15  # a connection may wait for its next request
 _LAST_WORDS_S = 1  # for viewers to be let go
 # A viewer that reads nothing fills this much of the kernel's memory, and not the megabytes that
 # it would be given.
@@ -109,7 +108,7 @@ class _Server(uvicorn.Server):
 def _config(application: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         application,
-        http=BoundedConnection,
+        http=connections.BoundedConnection,
         ws="none",
         loop="asyncio",
         lifespan="off",
@@ -118,6 +117,6 @@ def _config(application: ASGIApp) -> uvicorn.Config:
         log_level="error",  # faults of ours; what clients do wrong is a warning
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=_IDLE_S,
+        timeout_keep_alive=connections.IDLE_S,
         timeout_graceful_shutdown=_LAST_WORDS_S,
     )

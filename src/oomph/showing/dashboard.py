@@ -23,6 +23,7 @@ def as_frame(sighting: Sighting, *, shows_commands: bool) -> dict[str, Any]:
         "number": sighting.number,
         "at": round(sighting.at, 2),
         "problem": sighting.problem,
+        "notes": list(sighting.notes),
         "gpus": [_gpu(seen, shows_commands) for seen in sighting.gpus],
     }
 
