@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from serving.fakes import FakeSampler, device, process, span, watched
 
+from oomph.records.live import Job
 from oomph.records.sighting import Sighting
 from oomph.serving.feed import Feed
 from oomph.showing.dashboard import as_frame, as_history, held_bytes
@@ -38,6 +40,23 @@ def test_a_process_of_nobody_knows_whom_counts_as_anothers() -> None:
 def test_a_command_of_any_length_is_cut() -> None:
     seen = sighting(process(1, command="x" * 100_000))
     assert len(json.dumps(as_frame(seen, shows_commands=True))) < 2000
+
+
+def test_a_process_is_told_with_what_it_is_part_of_but_never_with_a_token() -> None:
+    seen = sighting(process(1), process(2), process(3))
+    kept = Job(
+        pid=1,
+        parent_pid=None,
+        launcher="torchrun",
+        launcher_pid=None,
+        run_id="20261116-050000-ab12",
+        rank=1,
+        world_size=4,
+    )
+    jobs = [kept, replace(kept, pid=2, run_id="0123456789abcdef" * 2)]
+    told = as_frame(seen, jobs, shows_commands=False)["gpus"][0]["processes"]
+    whole = {"run": "20261116-050000-ab12", "rank": 1, "world_size": 4, "launcher": "torchrun"}
+    assert [one["job"] for one in told] == [whole, {**whole, "run": None}, None]
 
 
 def test_what_is_held_is_told_by_whose_it_is() -> None:

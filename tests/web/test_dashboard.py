@@ -15,6 +15,7 @@ from nvml.machine import GIB, Gpu, Proc
 from playwright.sync_api import Browser, Page, expect
 from serving.served import Server, serving
 
+from oomph.planning.planned import Planned
 from oomph.records.run import Run
 from oomph.running.diary import Diary, RunStart
 from oomph.showing.plan_page import write_plan_page
@@ -47,7 +48,8 @@ Open = Callable[..., Page]
 
 @pytest.fixture
 def server(tmp_path: Path, start_process: Callable[..., int]) -> Iterator[Server]:
-    mine = start_process(f"train.py {HOSTILE}")
+    told = {"OOMPH_RUN_DIR": f"/runs/{RUN}", "RANK": "1", "WORLD_SIZE": "4"}
+    mine = start_process(f"train.py {HOSTILE}", env=told)
     gpus = [
         Gpu(util=90, used_bytes=61 * GIB, processes=[Proc(mine, 60 * GIB)], power_mw=300_000),
         Gpu(util=40, used_bytes=20 * GIB, processes=[Proc(4_000_000, 19 * GIB)]),
@@ -160,6 +162,8 @@ def test_processes_are_listed_and_hostile_names_are_only_text(opened: Open) -> N
     rows = page.locator(".processes tbody tr")
     expect(rows).to_have_count(2)
     expect(rows.nth(0)).to_contain_text(f"train.py {HOSTILE}")
+    expect(rows.nth(0)).to_contain_text(f"rank 1 of 4, run {RUN}")
+    assert rows.nth(0).locator("a").get_attribute("href") == f"?run={RUN}"
     expect(page.locator(".gpu").nth(2)).to_contain_text(f"A {HOSTILE}")
     assert page.locator("img").count() == 0
     assert page.evaluate("window.hacked === undefined")
@@ -228,6 +232,14 @@ def test_plans_of_a_directory_are_shown_as_their_page_shows_them(opened: Open) -
     page.locator(".pill").nth(1).click()
     expect(page).to_have_url(re.compile(r"\?plan=bert%20large\.html#plan-2$"))
     assert page.locator(".chart canvas").count() == 1
+
+
+def test_a_single_plan_is_shown_without_what_it_does_not_know(opened: Open, tmp_path: Path) -> None:
+    Planned.of(sample()[0].plans[0]).save(tmp_path / "plans" / "plan.json")
+    page = opened("?plan=plan.json")
+    expect(page.locator("h1")).to_contain_text("Fits on v100-16gb")
+    expect(page.locator("main")).not_to_contain_text("As given")
+    expect(page.locator("footer")).not_to_contain_text("compared")
 
 
 def test_a_server_that_goes_away_is_told_and_what_was_seen_stays(

@@ -3,6 +3,14 @@
 
 export type Owner = "mine" | "others" | "unknown";
 
+/** What a process is part of, as far as its ancestors and its environment tell. */
+export interface Job {
+  run: string | null; // of `oomph watch -- COMMAND`
+  rank: number | null;
+  world_size: number | null;
+  launcher: string | null;
+}
+
 export interface LiveProcess {
   pid: number;
   owner: Owner;
@@ -13,6 +21,7 @@ export interface LiveProcess {
   started_at: number | null;
   kind: "compute" | "graphics";
   note: string | null;
+  job: Job | null;
 }
 
 export interface LiveGpu {

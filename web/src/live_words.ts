@@ -1,6 +1,6 @@
 // The machine as it is now -> words and shares. Pure: no document is needed.
 
-import type { Frame, History, LiveGpu, Owner, Past } from "./live_data";
+import type { Frame, History, Job, LiveGpu, Owner, Past } from "./live_data";
 import { bytes } from "./words";
 
 export type Whose = "free" | "mine" | "others" | "shared" | "unknown" | "lost";
@@ -89,6 +89,12 @@ export function memoryParts(gpu: LiveGpu): Part[] {
   }
   if (left > 0) parts.push({ whose: "nobody", share: left / total_bytes });
   return parts;
+}
+
+/** "rank 1 of 4, by torchrun" */
+export function partOf({ rank, world_size, launcher }: Job): string {
+  const which = rank === null ? "" : `rank ${rank}${world_size === null ? "" : ` of ${world_size}`}`;
+  return [which, launcher ? `by ${launcher}` : ""].filter(Boolean).join(", ");
 }
 
 /** "14:05:09", of this browser's clock. */

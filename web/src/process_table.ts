@@ -2,7 +2,7 @@
 
 import { h } from "./dom";
 import type { Frame, LiveGpu, LiveProcess } from "./live_data";
-import { dayAndTime } from "./live_words";
+import { dayAndTime, partOf } from "./live_words";
 import { duration } from "./report_words";
 import { bytes } from "./words";
 
@@ -55,7 +55,7 @@ function rowOf(gpu: number, process: LiveProcess, now: number): HTMLElement {
     ["Memory", used_bytes === null ? "unknown" : bytes(used_bytes)],
     ["Since", h("span", { title: started_at === null ? "" : dayAndTime(started_at) }, since)],
     ["PID", String(process.pid)],
-    ["Command", commandOf(process)],
+    ["Command", h("div", {}, commandOf(process), jobOf(process))],
   ];
   return h(
     "tr",
@@ -68,6 +68,13 @@ function commandOf({ command, is_hidden, note, kind }: LiveProcess): HTMLElement
   if (command !== null) return h("code", { title: command }, command);
   if (is_hidden) return h("span", { class: "rest" }, "another user’s: shown with a token only");
   return h("span", { class: "rest" }, note ?? (kind === "graphics" ? "a display" : "unknown"));
+}
+
+function jobOf({ job }: LiveProcess): HTMLElement | null {
+  const words = job ? partOf(job) : "";
+  if (!job || (!words && !job.run)) return null;
+  const link = job.run && h("a", { href: `?run=${encodeURIComponent(job.run)}` }, `run ${job.run}`);
+  return h("span", { class: "rest" }, words, words && link ? ", " : "", link);
 }
 
 function note(gpus: LiveGpu[], count: number): string {

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import type { Frame, History, LiveGpu, LiveProcess } from "../src/live_data";
-import { extended, memoryParts, summary, together, whoseIs } from "../src/live_words";
+import { extended, memoryParts, partOf, summary, together, whoseIs } from "../src/live_words";
 
 const GIB = 2 ** 30;
 
@@ -15,6 +15,7 @@ const process = (owner: LiveProcess["owner"], kind: LiveProcess["kind"] = "compu
   started_at: 0,
   kind,
   note: null,
+  job: null,
 });
 
 const gpu = (more: Partial<LiveGpu> = {}): LiveGpu => ({
@@ -63,6 +64,13 @@ test("the summary counts, free ones first", () => {
   assert.equal(summary(frame(gpu(), gpu())), "All 2 GPUs are free");
   assert.equal(summary(frame(taken("mine"), gpu())), "1 of 2 GPUs is free; 1 yours");
   assert.equal(summary(frame(taken("mine"), taken("others"))), "None of 2 GPUs is free; 1 yours, 1 others’");
+});
+
+test("a process is told by its rank and its launcher", () => {
+  const job = { run: null, rank: 1, world_size: 4, launcher: "torchrun" };
+  assert.equal(partOf(job), "rank 1 of 4, by torchrun");
+  assert.equal(partOf({ ...job, rank: null }), "by torchrun");
+  assert.equal(partOf({ ...job, launcher: null, world_size: null }), "rank 1");
 });
 
 test("sums are of what is known", () => {

@@ -6,25 +6,31 @@ see them, but not everybody who opens a page.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from oomph.records.live import Job
 from oomph.records.machine import Device, Process
 from oomph.records.sighting import Past, SeenGpu, Sighting
 
 _MOST_COMMAND = 300  # characters: a row of a table shows fewer
 _DIGITS = 4  # significant, of shares and watts
+_RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")  # as oomph/running/run_places.py names it
 _OWNERS = {"this-run": "mine", "mine": "mine", "others": "others", "unknown": "unknown"}
 
 
-def as_frame(sighting: Sighting, *, shows_commands: bool) -> dict[str, Any]:
-    """The machine as it is now."""
+def as_frame(
+    sighting: Sighting, jobs: Iterable[Job] = (), *, shows_commands: bool
+) -> dict[str, Any]:
+    """The machine as it is now; `jobs` are what its processes are part of."""
+    by_pid = {job.pid: job for job in jobs}
     return {
         "number": sighting.number,
         "at": round(sighting.at, 2),
         "problem": sighting.problem,
         "notes": list(sighting.notes),
-        "gpus": [_gpu(seen, shows_commands) for seen in sighting.gpus],
+        "gpus": [_gpu(seen, by_pid, shows_commands) for seen in sighting.gpus],
     }
 
 
@@ -43,7 +49,7 @@ def as_history(sighting: Sighting, past: Sequence[Past]) -> dict[str, Any]:
     }
 
 
-def _gpu(seen: SeenGpu, shows_commands: bool) -> dict[str, Any]:
+def _gpu(seen: SeenGpu, jobs: Mapping[int, Job], shows_commands: bool) -> dict[str, Any]:
     device, span, watched = seen.device, seen.span, seen.watched
     return {
         "index": device.index,
@@ -62,7 +68,7 @@ def _gpu(seen: SeenGpu, shows_commands: bool) -> dict[str, Any]:
         "power_limit_w": watched.power_limit_w,
         "temperature_c": span.temperature_c if span else None,
         "throttled_by": list(span.throttled_by) if span else [],
-        "processes": _processes(device, shows_commands) if span else None,
+        "processes": _processes(device, jobs, shows_commands) if span else None,
     }
 
 
@@ -84,10 +90,28 @@ def owner_of(process: Process) -> str:
     return _OWNERS[process.owner]
 
 
-def _processes(device: Device, shows_commands: bool) -> list[dict[str, Any]] | None:
+def _processes(
+    device: Device, jobs: Mapping[int, Job], shows_commands: bool
+) -> list[dict[str, Any]] | None:
     if device.processes is None:
         return None
-    return [_process(process, shows_commands) for process in device.processes]
+    return [
+        {**_process(one, shows_commands), "job": _job(jobs.get(one.pid))}
+        for one in device.processes
+    ]
+
+
+def _job(job: Job | None) -> dict[str, Any] | None:
+    if job is None:
+        return None
+    # A run that nobody keeps has no name but its token, which is nobody's to see.
+    is_kept = bool(job.run_id and _RUN.fullmatch(job.run_id))
+    return {
+        "run": job.run_id if is_kept else None,
+        "rank": job.rank,
+        "world_size": job.world_size,
+        "launcher": job.launcher,
+    }
 
 
 def _process(process: Process, shows_commands: bool) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def read_plan_file(path: Path) -> dict[str, Any]:
         return _of_page(text) if path.suffix == ".html" else _of_plan(text)
     except OSError as error:
         raise Unreadable(f"{path} cannot be read", because=error.strerror) from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise no_record(_WHAT, path, str(error)) from None
 
 
@@ -68,26 +68,42 @@ def _of_page(text: str) -> dict[str, Any]:
     found = _DATA.search(text)
     if found is None:
         raise ValueError("it is no page of plans")
-    data = json.loads(found[1])
-    _check(data, data["plans"])
-    return dict(data)
+    data = _object(json.loads(found[1], parse_constant=_refuse))
+    _check(data)
+    return data
 
 
-def _check(data: dict[str, Any], plans: Sequence[dict[str, Any]]) -> None:
+def _check(data: dict[str, Any]) -> None:
     """Is it a record of this version, as far as it is one?"""
-    if data["schema"] != SCHEMA:
-        raise ValueError(f"its schema is {data['schema']!r:.40}, and this oomph reads {SCHEMA}")
-    bare = [{k: v for k, v in plan.items() if k not in _OF_THE_PAGE} for plan in plans]
+    if data.get("schema") != SCHEMA:
+        raise ValueError(f"its schema is not {SCHEMA}, which this oomph reads")
     rest = {name: value for name, value in data.items() if name not in ("schema", "version")}
-    from_jsonable(Plans, {**rest, "plans": bare})
+    plans = data.get("plans")
+    if isinstance(plans, list):
+        rest["plans"] = [_without(_object(plan), _OF_THE_PAGE) for plan in plans]
+    from_jsonable(Plans, rest)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r:.40} is no JSON object")
+    return value
+
+
+def _without(plan: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in plan.items() if name not in names}
 
 
 def _of_plan(text: str) -> dict[str, Any]:
     from oomph import __version__
 
-    data = json.loads(text)
-    if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
-        raise ValueError("it is no plan")
+    data = _object(json.loads(text, parse_constant=_refuse))
+    if data.pop("schema", None) != SCHEMA:
+        raise ValueError(f"its schema is not {SCHEMA}, which this oomph reads")
     plan = from_jsonable(Plan, data)
     return {
         "schema": SCHEMA,

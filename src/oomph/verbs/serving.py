@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import socket
 
+    from oomph.records.sighting import Sighting
     from oomph.serving.application import Content
     from oomph.serving.guarding import Door
 
@@ -131,14 +132,21 @@ def _reachable(host: str) -> str:
 
 
 def _content(plans: Path | None, *, shows_commands: bool, per_process: bool) -> Content:
+    from oomph.sensing.jobs import Jobs
     from oomph.serving.application import Content
     from oomph.showing.dashboard import as_frame, as_history
     from oomph.showing.html_page import read_parts
     from oomph.showing.metrics import as_metrics
 
+    jobs = Jobs()
+
+    def frame(sighting: Sighting) -> dict[str, Any]:
+        on_gpus = (p for seen in sighting.gpus for p in seen.device.processes or ())
+        return as_frame(sighting, jobs.of(on_gpus), shows_commands=shows_commands)
+
     return Content(
         files=read_parts("dashboard", ("html", "js", "css", "svg")),
-        frame=lambda sighting: as_frame(sighting, shows_commands=shows_commands),
+        frame=frame,
         history=lambda sighting, past: {**_where(), **as_history(sighting, past)},
         metrics=lambda sighting, viewers: as_metrics(sighting, viewers, per_process=per_process),
         runs=_runs,
