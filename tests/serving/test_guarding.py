@@ -49,6 +49,15 @@ def test_a_page_that_points_its_own_name_here_is_refused(server: Server, name: s
     assert b"gpus" not in answer.body
 
 
+def test_pages_of_other_sites_may_link_here_and_no_more(server: Server) -> None:
+    foreign = {"Sec_Fetch_Site": "cross-site"}
+    assert server.get("/api/live", **foreign, Sec_Fetch_Mode="cors").status == 403
+    assert server.get("/api/machine", **foreign, Sec_Fetch_Mode="no-cors").status == 403
+    assert server.get("/", **foreign, Sec_Fetch_Mode="navigate").status == 200
+    own = {"Sec_Fetch_Site": "same-origin", "Sec_Fetch_Mode": "cors"}
+    assert server.get("/api/machine", **own).status == 200
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
 def test_nothing_can_be_changed(server: Server, method: str) -> None:
     assert server.get("/api/runs", method=method).status == 405

@@ -116,7 +116,10 @@ const GAP_S = 3; // between two seconds: something was missed, and no line is dr
 /** The history with one more second; nothing older than `keep` seconds stays. */
 export function extended(history: History, frame: Frame, keep: number): History {
   const last = history.times[history.times.length - 1];
-  if (last !== undefined && frame.at <= last) return history;
+  if (last === frame.at) return history;
+  // A clock that was set back: what is later than now is not the past.
+  if (last !== undefined && frame.at < last)
+    return extended({ ...history, times: [], gpus: [] }, frame, keep);
   const isGap = last !== undefined && frame.at - last > GAP_S;
   const times = [...history.times, ...(isGap ? [last + 1] : []), frame.at];
   const from = times.findIndex((at) => at > frame.at - keep);

@@ -113,6 +113,12 @@ test("a second that is there already is not added again", () => {
   assert.equal(extended(before, frame(gpu()), 900), before);
 });
 
+test("a clock that was set back begins anew", () => {
+  const after = extended(past([500, 501]), frame(gpu()), 900);
+  assert.deepEqual(after.times, [100]);
+  assert.deepEqual(after.gpus[0]?.busy_ratio, [0.5]);
+});
+
 test("a GPU that is new has an empty past", () => {
   const after = extended(past([99]), frame(gpu(), gpu({ index: 1 })), 900);
   assert.deepEqual(after.gpus[1]?.used_bytes, [null, 0]);

@@ -138,6 +138,8 @@ class Dashboard:
             body = await run_in_threadpool(kept.get, question, lambda: _encoded_if(make()))
         except OomphError as error:
             return _json(_encoded({"error": error.in_one_line()}), 500)
+        except OSError as error:  # a run that is being deleted, say
+            return _json(_encoded({"error": error.strerror or "it cannot be read"}), 500)
         if body is None:
             return _json(_encoded({"error": "there is nothing of this name"}), 404)
         return _json(body)

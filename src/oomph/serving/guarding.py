@@ -73,6 +73,8 @@ class Guard:
             return _refused(405, "nothing can be changed here")
         if len(scope["raw_path"]) + len(scope["query_string"]) > _MOST_ADDRESS_BYTES:
             return _refused(414, "this address is too long")
+        if _is_of_another_page(scope):
+            return _refused(403, "this is not for pages of other sites")
         if self._door.is_local and not self._is_named(scope):
             return _refused(421, "this server is only for its own machine, under its own name")
         if self._door.token is not None:
@@ -86,6 +88,13 @@ class Guard:
         host = Headers(scope=scope).get("host", "").lower()
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         return name in _LOCAL_NAMES or name == self._door.host.lower()
+
+
+def _is_of_another_page(scope: Scope) -> bool:
+    """Asked by a page of another site, which cannot read it; a link that leads here is fine."""
+    headers = Headers(scope=scope)
+    is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    return is_foreign and headers.get("sec-fetch-mode") != "navigate"
 
 
 def _is_this_user(scope: Scope) -> bool:
