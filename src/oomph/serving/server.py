@@ -57,15 +57,18 @@ def is_local(listening: socket.socket) -> bool:
     return ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
 
 
-def serve(dashboard: Dashboard, listening: socket.socket) -> None:
-    """Until SIGINT or SIGTERM."""
-    asyncio.run(_serve(dashboard, listening))
+def serve(dashboard: Dashboard, listening: socket.socket, on_ready: Callable[[], object]) -> None:
+    """Until SIGINT or SIGTERM, which end it well from the moment that it is ready."""
+    asyncio.run(_serve(dashboard, listening, on_ready))
 
 
-async def _serve(dashboard: Dashboard, listening: socket.socket) -> None:
+async def _serve(
+    dashboard: Dashboard, listening: socket.socket, on_ready: Callable[[], object]
+) -> None:
     loop = asyncio.get_running_loop()
     server = _Server(
         _config(dashboard.application),
+        on_ready,
         lambda: loop.call_soon_threadsafe(dashboard.hub.close),
     )
     ticking = asyncio.create_task(_tick(dashboard))
@@ -90,9 +93,19 @@ async def _tick(dashboard: Dashboard) -> None:
 class _Server(uvicorn.Server):
     """uvicorn's, which would end the process by the signal once it is done."""
 
-    def __init__(self, config: uvicorn.Config, on_exit: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_ready: Callable[[], object],
+        on_exit: Callable[[], object],
+    ) -> None:
         super().__init__(config)
+        self._on_ready = on_ready
         self._on_exit = on_exit
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
         self.end()

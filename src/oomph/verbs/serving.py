@@ -63,8 +63,8 @@ def serve(
         content = _content(directory, shows_commands=bool(secret), per_process=per_process)
         with _sampling() as sampler:
             dashboard = Dashboard(Feed(sampler), content, door, MOST_VIEWERS)
-            tell(_served(listening, door, None if given else secret))
-            serve_on(dashboard, listening)
+            served = _served(listening, door, None if given else secret)
+            serve_on(dashboard, listening, lambda: tell(served))
 
 
 def grafana_dashboard() -> str:
