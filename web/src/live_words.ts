@@ -20,7 +20,7 @@ export const WHOSE: Record<Whose, string> = {
   free: "free",
   mine: "yours",
   others: "others’",
-  shared: "yours and others’",
+  shared: "shared",
   unknown: "cannot tell whose",
   lost: "does not answer",
 };
@@ -39,7 +39,6 @@ export function summary({ gpus, problem }: Frame): string {
 
 const COUNTED: Record<Whose, string> = {
   ...WHOSE,
-  shared: "shared",
   unknown: "of which nobody can tell",
   lost: "not answering",
 };

@@ -13,6 +13,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
+import anyio
 from starlette.types import Receive, Scope, Send
 
 # A comment line each so often shows either side that the other is gone; browsers ask for nothing.
@@ -91,13 +92,15 @@ class EventStream:
         if scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
-        sending = asyncio.create_task(self._send_all(send))
-        leaving = asyncio.create_task(_gone(receive))
-        _, others = await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        for task in others:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        async with anyio.create_task_group() as both:  # whichever ends first ends the other
+
+            async def leave() -> None:
+                await _gone(receive)
+                both.cancel_scope.cancel()
+
+            both.start_soon(leave)
+            await self._send_all(send)
+            both.cancel_scope.cancel()
 
     async def _send_all(self, send: Send) -> None:
         async with contextlib.aclosing(self._hub.frames()) as frames:
