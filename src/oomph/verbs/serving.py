@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     import socket
 
     from oomph.records.sighting import Sighting
+    from oomph.sensing.sampling import Sampler
     from oomph.serving.application import Content
     from oomph.serving.guarding import Door
 
@@ -20,6 +22,7 @@ _LEAST_TOKEN = 16  # characters
 _TOKEN_BYTES = 32
 _MOST_RUNS = 500
 _MOST_PLANS = 200
+_LEAVES_AFTER_S = 0.5  # one that hangs is left behind
 _FIRST_ANSWER_S = 3.0  # a driver that does not answer by then is served as one that does not
 
 
@@ -163,23 +166,18 @@ def _where() -> dict[str, str | None]:
     return {"host": this_host(), "user": this_user(), "version": __version__}
 
 
-def _sampling() -> Any:
+@contextlib.contextmanager
+def _sampling() -> Iterator[Sampler]:
     """All GPUs of this machine, watched while it is entered."""
-    import contextlib
-
     from oomph.verbs.watching import sampler
 
-    @contextlib.contextmanager
-    def sampling() -> Any:
-        watching = sampler("all")
-        watching.start()
-        watching.is_ready.wait(_FIRST_ANSWER_S)
-        try:
-            yield watching
-        finally:
-            watching.stop(timeout_s=0.5)
-
-    return sampling()
+    watching = sampler("all")
+    watching.start()
+    watching.is_ready.wait(_FIRST_ANSWER_S)
+    try:
+        yield watching
+    finally:
+        watching.stop(timeout_s=_LEAVES_AFTER_S)
 
 
 def _runs() -> dict[str, Any]:
