@@ -1,11 +1,14 @@
-// src/NAME.ts, NAME.css and NAME.html -> one file without links: src/oomph/showing/page/NAME.html.
-// The policy in its head names its one script and its one style by hash: the browser itself
+// A page for a file: src/NAME.ts, NAME.css and NAME.html -> src/oomph/showing/page/NAME.html, without
+// links. The policy in its head names its one script and its one style by hash: the browser itself
 // refuses any other code, and any request.
+// A page for a server: the same, but as files of their own, beside NAME.svg, its icon. The server's
+// policy allows what comes from it, and nothing else.
 import { createHash } from "node:crypto";
 import { mkdir, readFile, writeFile } from "node:fs/promises";
 import * as esbuild from "esbuild";
 
 const PAGES = ["plan", "report"];
+const SERVED = ["dashboard"];
 const OUT = new URL("../src/oomph/showing/page/", import.meta.url);
 
 async function bundled(entry) {
@@ -44,9 +47,23 @@ async function build(name) {
     ["<style>%style%</style>", `<style>${style}</style>`],
     ["<script>%script%</script>", `<script>${script}</script>`],
   ].reduce(put, html);
-  await mkdir(OUT, { recursive: true });
-  await writeFile(new URL(`${name}.html`, OUT), page);
-  console.log(`${name}.html: ${(page.length / 1024).toFixed(1)} KiB`);
+  await write(`${name}.html`, page);
 }
 
-await Promise.all(PAGES.map(build));
+async function buildServed(name) {
+  const source = (end) => new URL(`src/${name}.${end}`, import.meta.url);
+  await Promise.all([
+    bundled(`src/${name}.ts`).then((script) => write(`${name}.js`, script)),
+    bundled(`src/${name}.css`).then((style) => write(`${name}.css`, style)),
+    readFile(source("html"), "utf8").then((page) => write(`${name}.html`, page)),
+    readFile(source("svg"), "utf8").then((icon) => write(`${name}.svg`, icon)),
+  ]);
+}
+
+async function write(name, text) {
+  await writeFile(new URL(name, OUT), text);
+  console.log(`${name}: ${(text.length / 1024).toFixed(1)} KiB`);
+}
+
+await mkdir(OUT, { recursive: true });
+await Promise.all([...PAGES.map(build), ...SERVED.map(buildServed)]);

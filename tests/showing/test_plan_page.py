@@ -115,6 +115,6 @@ def test_the_wheel_carries_the_pages(tmp_path: Path) -> None:
         env={**os.environ, "HATCH_METADATA_CLASSIFIERS_NO_VERIFY": "1"},
     )
     (wheel,) = tmp_path.glob("*.whl")
-    for name in ("plan.html", "report.html"):
+    for name in ("plan.html", "report.html", "dashboard.html", "dashboard.js", "dashboard.css"):
         packed = zipfile.ZipFile(wheel).read(f"oomph/showing/page/{name}")
         assert packed == (html_page.PAGES / name).read_bytes()

@@ -84,8 +84,8 @@ export interface Plans {
   gpu: string;
   batch_size: number;
   capacity_bytes: number;
-  fits_as_is: Verdict;
-  as_is: Prediction;
+  fits_as_is: Verdict | null; // null, as the next: a single plan does not know
+  as_is: Prediction | null;
   plans: Plan[];
   rejected: { what: string; why: string }[];
   shortfall: {
@@ -95,5 +95,5 @@ export interface Plans {
     num_gpus: number | null;
   } | null;
   caveats: string[];
-  num_candidates: number;
+  num_candidates: number | null;
 }

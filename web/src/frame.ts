@@ -45,7 +45,7 @@ export function bringIntoSight(pill: HTMLElement | undefined): void {
 }
 
 /** Paper is light, has no buttons, and opens nothing. */
-export function printWell(redraw: () => void): void {
+export function printWell(redraw: () => void, signal?: AbortSignal): void {
   const opened: HTMLDetailsElement[] = [];
   addEventListener("beforeprint", () => {
     document.documentElement.dataset["paper"] = "";
@@ -54,10 +54,10 @@ export function printWell(redraw: () => void): void {
       opened.push(details);
     }
     redraw();
-  });
+  }, { signal });
   addEventListener("afterprint", () => {
     delete document.documentElement.dataset["paper"];
     for (const details of opened.splice(0)) details.open = false;
     redraw();
-  });
+  }, { signal });
 }

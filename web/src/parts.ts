@@ -93,14 +93,14 @@ async function copy(text: string, shown: HTMLElement): Promise<boolean> {
 /** What was rejected, what is to be known, what is assumed. */
 export function listsOf(data: Plans, plan: Plan | null): HTMLElement[] {
   const prediction = plan?.prediction ?? data.as_is;
-  const unknowns = prediction.unknowns.map(
+  const unknowns = (prediction?.unknowns ?? []).map(
     ({ what, low_bytes, high_bytes, settled_by }): [string, string] => [
       what,
       `${signed(low_bytes)} to ${signed(high_bytes)}; settled by ${settled_by}`,
     ],
   );
-  const assumed = prediction.notes.map((note): [string, string] => [note, ""]);
-  const modules = Object.entries(prediction.by_module).slice(0, 8);
+  const assumed = (prediction?.notes ?? []).map((note): [string, string] => [note, ""]);
+  const modules = Object.entries(prediction?.by_module ?? {}).slice(0, 8);
   return [
     h(
       "div",

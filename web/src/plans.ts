@@ -29,7 +29,7 @@ export function showPlans(root: HTMLElement, data: Plans): void {
   if (!plans.length) {
     title.textContent = document.title = headline(data, null);
     why.textContent = wayOut(data);
-    root.replaceChildren(h("main", {}, head, asGivenParts(data.as_is), ...listsOf(data, null)));
+    root.replaceChildren(h("main", {}, head, data.as_is && asGivenParts(data.as_is), ...listsOf(data, null)));
     return;
   }
   const tiles = h("div", { class: "tiles" });
@@ -79,7 +79,7 @@ export function showPlans(root: HTMLElement, data: Plans): void {
       h(
         "footer",
         {},
-        `oomph ${data.version} compared ${data.num_candidates.toLocaleString("en")} ways to train. Predicted without a GPU; nothing was trained.`,
+        `oomph ${data.version}${compared(data)}. Predicted without a GPU; nothing was trained.`,
       ),
     ),
   );
@@ -90,6 +90,9 @@ export function showPlans(root: HTMLElement, data: Plans): void {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chart.redraw());
   printWell(chart.redraw);
 }
+
+const compared = ({ num_candidates }: Plans): string =>
+  num_candidates === null ? "" : ` compared ${num_candidates.toLocaleString("en")} ways to train`;
 
 function pill(plan: Plan, place: number, onClick: () => void): HTMLButtonElement {
   const time = plan.relative_time === null ? "" : ` · ${times(plan.relative_time)}`;

@@ -9,7 +9,12 @@ import { duration, percent, seconds } from "./report_words";
 import type { Rule } from "./run_overlays";
 import { gib, toGib } from "./words";
 
-export function showReport(root: HTMLElement, data: ReportPage): void {
+export interface Shown {
+  place(): number; // of the GPU that is chosen
+  end(): void; // it is to be shown anew: this one listens to nothing any more
+}
+
+export function showReport(root: HTMLElement, data: ReportPage, chosen = 0): Shown {
   const { report, words } = data;
   const title = capital(report.findings[0]?.sentence ?? "");
   document.title = `${title} · ${report.run}`;
@@ -17,7 +22,10 @@ export function showReport(root: HTMLElement, data: ReportPage): void {
   const charts = h("div", { class: "run-charts" });
   const more = h("div", {});
   let drawn: RunChart[] = [];
+  const ending = new AbortController();
+  let at = 0;
   const choose = (place: number): void => {
+    at = place;
     const [gpu, page] = [report.gpus[place], data.gpus[place]];
     tiles.replaceChildren(...tilesOf(data, gpu, page));
     drawn = [...(gpu && page ? gpuCharts(data, gpu, page) : []), ...otherCharts(data, gpu)];
@@ -61,10 +69,12 @@ export function showReport(root: HTMLElement, data: ReportPage): void {
       ),
     ),
   );
-  choose(0);
+  choose(Math.min(chosen, Math.max(report.gpus.length - 1, 0)));
   const redraw = (): void => drawn.forEach((chart) => chart.redraw());
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  printWell(redraw);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", redraw, { signal: ending.signal });
+  printWell(redraw, ending.signal);
+  return { place: () => at, end: () => ending.abort() };
 }
 
 const headOf = ({ report, words }: ReportPage, title: string): HTMLElement =>

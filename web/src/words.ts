@@ -121,6 +121,7 @@ export function wayOut(plans: Plans): string {
 
 /** How the workload does as it was given. */
 export function asGiven(plans: Plans): string {
+  if (!plans.as_is) return "";
   const told = `${share(plans.as_is)}, all ${plans.batch_size} examples at once`;
   if (plans.fits_as_is === "yes") return `It already fits as given: ${told}.`;
   return `As given it ${plans.fits_as_is === "no" ? "does not fit" : "may not fit"}: ${told}.`;

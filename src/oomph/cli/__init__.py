@@ -21,6 +21,7 @@ from oomph.cli import (
     report,
     run,
     runs,
+    serve,
     watch,
 )
 from oomph.errors import EXIT_UNREADABLE, EXIT_USAGE, OomphError, Unreadable, UsageError
@@ -39,6 +40,7 @@ _VERBS = {
     "runs": runs,
     "report": report,
     "compare": compare,
+    "serve": serve,
     "gpus": gpus,
     "calibrate": calibrate,
 }

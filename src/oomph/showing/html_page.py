@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,14 @@ def write_page(
         page = _put(page, _WORDS, _as_text(words), name)
     page = _put(page, _DATA, _as_script(data), name)
     _write_whole(Path(path), page)
+
+
+def read_parts(name: str, endings: Sequence[str]) -> dict[str, bytes]:
+    """The files of a page that is served in parts, by their names. Raises OomphError."""
+    try:
+        return {f"{name}.{end}": (PAGES / f"{name}.{end}").read_bytes() for end in endings}
+    except OSError as error:
+        raise _unusable(name, f"{error.filename}: {error.strerror}") from error
 
 
 def _as_script(data: Mapping[str, Any]) -> str:

@@ -17,10 +17,10 @@ def write_plan_page(
     plans: Plans, timelines: Sequence[Timeline | None], code: Sequence[str], path: Path | str
 ) -> None:
     """Write the page, whole or not at all. `timelines` and `code` are those of each plan."""
-    write_page("plan", _data(plans, timelines, code), path)
+    write_page("plan", plan_data(plans, timelines, code), path)
 
 
-def _data(
+def plan_data(
     plans: Plans, timelines: Sequence[Timeline | None], code: Sequence[str]
 ) -> dict[str, Any]:
     """What the page is given: the record, and with each plan its timeline and its code."""

@@ -29,10 +29,11 @@ _MOST_DIGITS = 6  # significant: more than any screen has pixels
 
 def write_report_page(report: Report, run: Run, path: Path | str) -> None:
     """Write the page, whole or not at all."""
-    write_page("report", _data(report, run), path, words="\n".join(_in_words(report)))
+    write_page("report", report_data(report, run), path, words="\n".join(_in_words(report)))
 
 
-def _data(report: Report, run: Run) -> dict[str, Any]:
+def report_data(report: Report, run: Run) -> dict[str, Any]:
+    """What the page is given: the record, its sentences, and series to draw."""
     from oomph import __version__
 
     return {

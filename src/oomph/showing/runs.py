@@ -41,6 +41,11 @@ def _line(run: RunSummary) -> Text:
     )
 
 
+def how_it_went(run: RunSummary) -> str:
+    """ "running", "exit 0", "out of GPU mem." ..."""
+    return _how(run)[0]
+
+
 def _how(run: RunSummary) -> tuple[str, str]:
     if run.state != "ended":
         told = "running" if run.state == "running" else "no ending seen"
