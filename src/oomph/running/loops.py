@@ -1,0 +1,88 @@
+"""What a training loop goes through -> its moments, told: batches of a loader, waits, phases."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+Batch = TypeVar("Batch")
+
+
+class Listener(Protocol):
+    """Who is told. None of this raises."""
+
+    is_in_steps: bool
+
+    def waited(self, began: float, ended: float, batch: Any = None) -> None: ...
+    def next_batch(
+        self, began: float, ended: float, batch: Any, num_samples: int | None, is_new: bool
+    ) -> None: ...
+    def end_step(self, *, at: float | None = None) -> None: ...
+    def drop_step(self) -> None: ...
+    def epoch(self) -> None: ...
+    def begin_phase(self, name: str) -> bool | None: ...
+    def end_phase(self, *, resumes: bool) -> None: ...
+
+
+class Steps(Generic[Batch]):
+    """The batches of a loader, with their waits and steps told; as long as the loader."""
+
+    def __init__(
+        self, run: Listener, loader: Iterable[Batch], accumulate: int, num_samples: int | None
+    ) -> None:
+        self._run, self._loader = run, loader
+        self._accumulate, self._num_samples = accumulate, num_samples
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  # as the loader, it may have none
+
+    def __iter__(self) -> Iterator[Batch]:
+        run, accumulate, num_samples = self._run, self._accumulate, self._num_samples
+        number, held, iterator = 0, list[Batch](), iter(self._loader)
+        run.is_in_steps = True
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    held.append(next(iterator))
+                except StopIteration:
+                    break
+                is_new = number % accumulate == 0
+                run.next_batch(began, time.monotonic(), held[0], num_samples, is_new)
+                number += 1
+                yield held.pop()  # so that who deletes the batch in the loop frees its memory
+            run.end_step(at=began)
+        finally:
+            run.is_in_steps = False
+            run.drop_step()
+        run.epoch()
+
+
+class Waiting:
+    """A wait for data, measured."""
+
+    def __init__(self, run: Listener) -> None:
+        self._run, self._began = run, 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._run.waited(self._began, time.monotonic())
+
+
+class Phase:
+    """A phase that began when it was made, and ends with its block, if it has one."""
+
+    def __init__(self, run: Listener, name: str) -> None:
+        self._run = run
+        self._resumes = run.begin_phase(name)
+
+    def end(self) -> None:
+        self._run.end_phase(resumes=bool(self._resumes))
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
