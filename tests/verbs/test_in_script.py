@@ -382,6 +382,44 @@ def test_a_process_that_is_forked_off_within_the_block_leaves_the_run_alone() ->
     assert sum(span.num_steps for span in the_run().step_spans) == 4
 
 
+def test_switched_off_it_keeps_nothing_and_the_loop_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OOMPH_WATCHING", "off")
+    with oomph.watching() as run:
+        assert list(run.steps([1, 2, 3])) == [1, 2, 3]
+        with run.phase("evaluation"), run.waiting():
+            run.step()
+        assert run.scalars() == {}
+    assert verbs.runs() == ()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_rehearsal_of_a_script_that_is_watched_predicts_what_it_would_without(
+    tmp_path: Path,
+) -> None:
+    watched = """
+        import torch, oomph
+        model = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        with oomph.watching() as run:
+            for batch in run.steps([torch.randn(32, 64)] * 5):
+                model(batch.cuda()).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        """
+    bare = watched.replace("with oomph.watching() as run", "if True").replace("run.steps(", "(")
+    predictions = []
+    for name, text in (("watched", watched), ("bare", bare)):
+        path = tmp_path / f"{name}.py"
+        path.write_text(textwrap.dedent(text))
+        predictions.append(oomph.predict(str(path), gpu="v100-16gb"))
+    assert predictions[0].reserved_bytes == predictions[1].reserved_bytes
+    assert predictions[0].by_category == predictions[1].by_category
+    assert predictions[0].notes == predictions[1].notes
+    assert verbs.runs() == ()
+
+
 def test_a_block_within_a_block_is_of_the_same_run() -> None:
     with oomph.watching(prints=False) as outer:
         with oomph.watching(prints=False) as inner:

@@ -188,6 +188,19 @@ def test_a_trainer_within_a_block_tells_the_blocks_run_also_that_memory_ran_out(
     assert sum(span.num_steps for span in run.step_spans) == 2
 
 
+def test_a_trainer_that_is_started_again_after_an_error_begins_a_run_of_its_own(
+    tmp_path: Path,
+) -> None:
+    trainer = hf_trainer(tmp_path, Model(fails_at=5), [oomph.hf.Watching(prints=False)])
+    with oomph.emulated_gpu("64MiB"), pytest.raises(torch.OutOfMemoryError):
+        trainer.train()
+    trainer.train()
+    runs = [verbs.load_run(summary.id) for summary in verbs.runs()]
+    before, again = sorted(runs, key=lambda run: run.started_at)
+    assert before.ending is not None
+    check_steps(again, num_steps=6)
+
+
 def test_a_fault_in_the_callback_does_not_reach_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from oomph.records.run import GpuSpan, Peak, WatchedGpu
 from oomph.units import GIB
 
+SWITCH = "OOMPH_WATCHING"  # "off": scripts tell nothing, as in a rehearsal, which is no training
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:

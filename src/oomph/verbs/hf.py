@@ -36,6 +36,7 @@ class WatchingHooks(Harmless):
         self._evaluation: Any = None
 
     def on_train_begin(self, args: Any, *_: Any, train_dataloader: Any = None, **__: Any) -> None:
+        self._end()  # a training that raised has not said so
         self.turn_on()
         self._begin(args, train_dataloader)
 
@@ -77,8 +78,11 @@ class WatchingHooks(Harmless):
         if "loss" in logs and state.is_world_process_zero:
             logs.update(self._run.scalars())
 
-    @harmless
     def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._end()
+
+    @harmless
+    def _end(self) -> None:
         self._loader.undo()
         self._run.finish()
         self.is_on = False

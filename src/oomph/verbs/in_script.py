@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from oomph.records.pace import SWITCH
 from oomph.running.batches import num_samples_in
 from oomph.running.loops import Phase, Steps, Waiting
 from oomph.running.step_clock import Step, StepClock, Tally
@@ -81,7 +82,7 @@ class Watching(Harmless):
 
     def start(self) -> Watching:
         """As entering the block does. Where another is open in this process, it is its guest."""
-        if not self.is_on:
+        if not self.is_on and os.environ.get(SWITCH) != "off":
             self._pid = os.getpid()
             self.turn_on()
             self._open(Watching.current())
