@@ -29,6 +29,8 @@ Way = Callable[[Iterable[Any]], Any]
 
 def measure() -> str:
     """The best of several rounds, in turns: a noisy moment hits all ways alike."""
+    import torch  # noqa: F401 - once, and not in each child
+
     cold, warm = dict.fromkeys(WAYS, float("inf")), dict.fromkeys(WAYS, float("inf"))
     for _ in range(ROUNDS):
         for name, way in WAYS.items():

@@ -6,18 +6,26 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
+from oomph.running.batches import num_samples_in
+
 Batch = TypeVar("Batch")
+
+# When the wait for a batch began and ended, its samples, and whether it is of a new step. A loop
+# only notes this each time; what it means is worked out twice a second.
+Fetched = tuple[float, float, int | None, bool]
+MOST_UNTOLD = 64
 
 
 class Listener(Protocol):
     """Who is told. None of this raises."""
 
+    is_on: bool
     is_in_steps: bool
+    fetched: list[Fetched]
+    due: float  # when `catch_up` is wanted at the latest
 
+    def catch_up(self) -> None: ...
     def waited(self, began: float, ended: float, batch: Any = None) -> None: ...
-    def next_batch(
-        self, began: float, ended: float, batch: Any, num_samples: int | None, is_new: bool
-    ) -> None: ...
     def end_step(self, *, at: float | None = None) -> None: ...
     def drop_step(self) -> None: ...
     def epoch(self) -> None: ...
@@ -38,8 +46,7 @@ class Steps(Generic[Batch]):
         return len(self._loader)  # type: ignore[arg-type]  # as the loader, it may have none
 
     def __iter__(self) -> Iterator[Batch]:
-        run, accumulate, num_samples = self._run, self._accumulate, self._num_samples
-        number, held, iterator = 0, list[Batch](), iter(self._loader)
+        run, number, held, iterator = self._run, 0, list[Batch](), iter(self._loader)
         run.is_in_steps = True
         try:
             while True:
@@ -48,8 +55,12 @@ class Steps(Generic[Batch]):
                     held.append(next(iterator))
                 except StopIteration:
                     break
-                is_new = number % accumulate == 0
-                run.next_batch(began, time.monotonic(), held[0], num_samples, is_new)
+                ended = time.monotonic()
+                if run.is_on:
+                    is_new = number % self._accumulate == 0
+                    run.fetched.append((began, ended, self._num_samples_in(held[0]), is_new))
+                    if ended >= run.due or len(run.fetched) >= MOST_UNTOLD:
+                        run.catch_up()
                 number += 1
                 yield held.pop()  # so that who deletes the batch in the loop frees its memory
             run.end_step(at=began)
@@ -57,6 +68,14 @@ class Steps(Generic[Batch]):
             run.is_in_steps = False
             run.drop_step()
         run.epoch()
+
+    def _num_samples_in(self, batch: Batch) -> int | None:
+        if self._num_samples is not None:
+            return self._num_samples
+        try:
+            return num_samples_in(batch)
+        except Exception:  # noqa: BLE001 - an object of the user's, of whatever kind: unknown
+            return None
 
 
 class Waiting:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oomph.records.pace import SWITCH
 from oomph.running.batches import num_samples_in
-from oomph.running.loops import Phase, Steps, Waiting
+from oomph.running.loops import MOST_UNTOLD, Fetched, Phase, Steps, Waiting
 from oomph.running.step_clock import Step, StepClock, Tally
 from oomph.verbs.harmless import Harmless, harmless
 from oomph.verbs.recording import say
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Batch = TypeVar("Batch")
 
-_TOLD_S, _MOST_UNTOLD = 0.5, 64  # how late the run hears of a step
+_TOLD_S = 0.5  # how late the run hears of a step
 _PEAKS_S = 5.0  # how often torch is asked: 0.1 ms of eight GPUs' counters
 
 
@@ -70,7 +70,8 @@ class Watching(Harmless):
         self._num_epochs = 0
         self.is_in_steps = self._has_begun = False
         self._ended: list[Step] = []  # and not told yet
-        self._due = self._next_peaks = 0.0
+        self.fetched: list[Fetched] = []  # by `steps`, and not looked at yet
+        self.due = self._next_peaks = 0.0
 
     @classmethod
     def current(cls) -> Watching | None:
@@ -118,8 +119,8 @@ class Watching(Harmless):
 
     @harmless
     def _say_last_words(self, error: BaseException | None) -> None:
-        self._clock.reset()
         self._settle(time.monotonic())
+        self._clock.reset()
         self._gpus.note_peaks()
         if self._tally.num_steps > self._at_line.num_steps:
             self._print(f"after epoch {self._num_epochs}" if self._num_epochs else "training")
@@ -176,30 +177,34 @@ class Watching(Harmless):
     def end_step(self, num_samples: int | None = None, *, at: float | None = None) -> None:
         """A step has ended, now or before; the next begins with the wait for its data."""
         now = time.monotonic() if at is None else at
-        self._end_step(now, num_samples)
+        self._take_fetched()
+        self._end(now, num_samples)
+        if now >= self.due or len(self._ended) >= MOST_UNTOLD:
+            self._settle(now)
 
-    def _end_step(self, now: float, num_samples: int | None = None) -> None:
+    def _end(self, now: float, num_samples: int | None = None) -> None:
         step = self._clock.end(now, num_samples)
         if step is not None:
             self._ended.append(step)
-        if now >= self._due or len(self._ended) >= _MOST_UNTOLD:
-            self._settle(now)
 
     @harmless
-    def next_batch(
-        self, began: float, ended: float, batch: Any, num_samples: int | None, is_new: bool
-    ) -> None:
-        """A batch was waited for: of a new step, if so, for the last has ended then."""
-        if is_new:
-            self._end_step(began)
+    def catch_up(self) -> None:
+        """Tell what `steps` has fetched, and what has ended."""
         if not self._has_begun:
             self._begin()
-        counted = num_samples_in(batch) if num_samples is None else num_samples
-        self._clock.waited(began, ended, counted)
+        self._settle(time.monotonic())
+
+    def _take_fetched(self) -> None:
+        for began, ended, num_samples, is_new in self.fetched:
+            if is_new:  # and the last one ended when this wait began
+                self._end(began)
+            self._clock.waited(began, ended, num_samples)
+        self.fetched.clear()
 
     def _settle(self, now: float) -> None:
         """Tell what has ended: not at each step, for that costs more than to take part of it."""
-        self._due = now + _TOLD_S
+        self.due = now + _TOLD_S
+        self._take_fetched()
         for ended, duration_s, data_wait_s, num_samples in self._ended:
             self._tally.add(duration_s, data_wait_s, num_samples)
             self._run.log.step(
@@ -213,7 +218,10 @@ class Watching(Harmless):
     @harmless
     def waited(self, began: float, ended: float, batch: Any = None) -> None:
         """For that batch, in times of time.monotonic(): it is of the step that is under way."""
-        self.next_batch(began, ended, batch, None, is_new=False)
+        if not self._has_begun:
+            self._begin()
+        self._take_fetched()
+        self._clock.waited(began, ended, num_samples_in(batch))
 
     @harmless
     def count(self, batch: Any) -> None:
@@ -245,6 +253,7 @@ class Watching(Harmless):
     @harmless
     def drop_step(self) -> None:
         """What was under way since the last step was none."""
+        self._take_fetched()
         self._clock.reset()
 
     # ---- epochs and phases ---------------------------------------------------------------------
@@ -278,6 +287,7 @@ class Watching(Harmless):
     @harmless
     def begin_phase(self, name: str) -> bool:
         """Was a step under way?"""
+        self._take_fetched()
         was_open = self._clock.is_open
         self._clock.pause(time.monotonic())
         self._run.log.event("phase", name)
