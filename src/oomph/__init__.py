@@ -19,22 +19,24 @@ if TYPE_CHECKING:
     from oomph.verbs import emulated_gpu as emulated_gpu
     from oomph.verbs import gpu_utilisation as gpu_utilisation
     from oomph.verbs import gpus as gpus
+    from oomph.verbs import hf as hf
+    from oomph.verbs import lightning as lightning
     from oomph.verbs import load_plan as load_plan
     from oomph.verbs import plan as plan
     from oomph.verbs import predict as predict
     from oomph.verbs import print_gpu_utilisation as print_gpu_utilisation
+    from oomph.verbs.in_script import watching as watching
     from oomph.verbs.training import Stepper as Stepper
     from oomph.verbs.training import accelerate as accelerate
     from oomph.verbs.training import apply as apply
-    from oomph.verbs.training import hf as hf
-    from oomph.verbs.training import lightning as lightning
 
     gpu_utilization = gpu_utilisation
     print_gpu_utilization = print_gpu_utilisation
 
 __version__ = "0.1.0"
 
-_HOMES = {
+# Module, and the name in it; None: the module itself.
+_HOMES: dict[str, tuple[str, str | None]] = {
     "OomphError": ("oomph.errors", "OomphError"),
     "Script": ("oomph.records.script", "Script"),
     "Stepper": ("oomph.verbs.training", "Stepper"),
@@ -46,13 +48,14 @@ _HOMES = {
     "gpu_utilisation": ("oomph.verbs", "gpu_utilisation"),
     "gpu_utilization": ("oomph.verbs", "gpu_utilisation"),
     "gpus": ("oomph.verbs", "gpus"),
-    "hf": ("oomph.verbs.training", "hf"),
-    "lightning": ("oomph.verbs.training", "lightning"),
+    "hf": ("oomph.verbs.hf", None),
+    "lightning": ("oomph.verbs.lightning", None),
     "load_plan": ("oomph.verbs", "load_plan"),
     "plan": ("oomph.verbs", "plan"),
     "predict": ("oomph.verbs", "predict"),
     "print_gpu_utilisation": ("oomph.verbs", "print_gpu_utilisation"),
     "print_gpu_utilization": ("oomph.verbs", "print_gpu_utilisation"),
+    "watching": ("oomph.verbs.in_script", "watching"),
 }
 
 __all__ = [
@@ -75,6 +78,7 @@ __all__ = [
     "predict",
     "print_gpu_utilisation",
     "print_gpu_utilization",
+    "watching",
 ]
 
 
@@ -83,8 +87,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'oomph' has no attribute {name!r}")
     import importlib
 
-    module, attribute = _HOMES[name]
-    value = getattr(importlib.import_module(module), attribute)
+    home, attribute = _HOMES[name]
+    module = importlib.import_module(home)
+    value = module if attribute is None else getattr(module, attribute)
     globals()[name] = value  # the next access does not come here
     return value
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from oomph.errors import Unreadable
 from oomph.records.run import Ending, Event, GpuSpan, HostSpan, Peak, Run, StepSpan, WatchedGpu
+from oomph.records.run_joined import join_ranks
 from oomph.records.run_spans import most
 from oomph.records.stored import from_json_file
 from oomph.running.diary import RunStart
@@ -23,6 +24,7 @@ from oomph.running.step_reader import read_step_file
 from oomph.running.tier_reader import names_in, read_tiers
 
 _STEPS = re.compile(r"steps-\d{1,9}-\d{1,9}\.jsonl")
+_PART = re.compile(r"rank-\d{1,9}")
 _MOST_STEP_FILES = 4096  # processes of one run that tell their steps
 _MOST_EVENTS = 10_000
 _MOST_GPUS = 1024
@@ -58,6 +60,32 @@ def read_run(
 
     Its writer knows the `start`, and what it could not put into the files, by their names.
     """
+    run = _read_one(directory, start, unwritten)
+    parts = [_read_part(path) for path in _parts(directory)]
+    if not parts:
+        return run
+    warnings = [
+        Event(at_s=run.last_seen_s, kind="warning", text=part)
+        for part in parts
+        if isinstance(part, str)
+    ]
+    run = replace(run, events=(*run.events, *warnings))
+    return join_ranks(run, [part for part in parts if isinstance(part, Run)])
+
+
+def _read_part(path: Path) -> Run | str:
+    """What one rank kept by itself, or why it is left out."""
+    try:
+        return _read_one(path)
+    except Unreadable as error:
+        return f"{path.name} left out: {error.in_one_line()}"
+
+
+def _read_one(
+    directory: Path,
+    start: RunStart | None = None,
+    unwritten: Mapping[str, bytes] | None = None,
+) -> Run:
     start, unwritten, complaints = start or read_start(directory), unwritten or {}, Complaints()
     told = _read_told(directory, unwritten, complaints)
     gpu_spans = read_tiers(directory, "gpu", GPU_SPANS, unwritten, complaints)
@@ -69,9 +97,21 @@ def read_run(
     return _join(start, told, known, host_spans, complaints)
 
 
+def _parts(directory: Path) -> list[Path]:
+    """What other ranks kept by themselves, in directories of their own."""
+    names = sorted(name for name in names_in(directory) if _PART.fullmatch(name))
+    found = (directory / name for name in names[:_MOST_STEP_FILES])
+    return [path for path in found if (path / META).is_file() and not path.is_symlink()]
+
+
 def read_ending(directory: Path) -> Ending | None:
     """How it ended, without reading all of it."""
     return _read_told(directory, {}, Complaints()).ending
+
+
+def read_gpus(directory: Path) -> tuple[WatchedGpu, ...]:
+    """Those that are watched, in the order of their places."""
+    return tuple(_read_told(directory, {}, Complaints()).gpus.values())
 
 
 def _read_told(directory: Path, unwritten: Mapping[str, bytes], complaints: Complaints) -> Told:

@@ -28,11 +28,10 @@ def read_progress(files: list[Path]) -> Progress:
 
 
 def _progress_of(path: Path) -> Progress:
-    num_steps, epochs, is_told = 0, set[str](), False
+    num_steps, epochs = 0, set[str]()
     for record in told_steps(path):
-        is_told = True
         if isinstance(record, StepSpan):
             num_steps += record.num_steps
         elif record.kind == "phase" and _EPOCH_ENDED.fullmatch(record.text):
             epochs.add(record.text)
-    return Progress(num_steps, len(epochs), is_told)
+    return Progress(num_steps, len(epochs), bool(num_steps or epochs))

@@ -21,9 +21,9 @@ def runs_directory() -> Path:
     return Path(state) / "oomph" / "runs"
 
 
-def new_id(now: float) -> str:
+def new_id(now: float, end: str | None = None) -> str:
     """By time, so that names sort as runs do; two runs of one second differ at the end."""
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{os.urandom(2).hex()}"
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{end or os.urandom(2).hex()}"
 
 
 def make_directory(run_id: str) -> Path:

@@ -27,10 +27,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from oomph.records.run import Event, EventKind, Peak, StepSpan
-from oomph.records.run_spans import merge_step_spans
 from oomph.records.stored import SCHEMA, to_jsonable
 from oomph.running.appending import Appender
 from oomph.running.run_lines import object_line
+from oomph.running.step_clock import Tally
 
 RUN_DIRECTORY = "OOMPH_RUN_DIR"
 EPOCH_ENDED = "epoch {} ended"  # the text of a phase event; `oomph watch --for 1-epoch` reads it
@@ -48,7 +48,7 @@ class StepLog:
         self._pid = os.getpid()
         self._began = time.monotonic()
         self._file = Appender(directory / f"steps-{rank}-{self._pid}.jsonl", self._header())
-        self._gathered: list[StepSpan] = []
+        self._gather_anew()
 
     @classmethod
     def of_environment(cls) -> StepLog | None:
@@ -58,6 +58,10 @@ class StepLog:
         if not directory:
             return None
         return cls(Path(directory), int(rank) if rank.isdecimal() else 0)
+
+    def _gather_anew(self) -> None:
+        self._tally, self._longest_s = Tally(), 0.0
+        self._first_began = self._last_ended = self._due = 0.0
 
     def _header(self) -> str:
         process = {
@@ -79,21 +83,14 @@ class StepLog:
         data_wait_s: float | None = None,
     ) -> None:
         """One optimizer step, from the wait for its data to its end."""
-        span = StepSpan(
-            rank=self.rank,
-            began_s=began,
-            ended_s=ended,
-            num_steps=1,
-            num_samples=num_samples,
-            step_s=ended - began,
-            longest_step_s=ended - began,
-            data_wait_s=data_wait_s,
-        )
-        self._gathered.append(span)
-        if ended - self._gathered[0].began_s >= self._length_s(ended):
+        if not self._tally.num_steps:
+            self._first_began = began
+            self._due = began + self._length_s(ended)
+        self._tally.add(ended - began, data_wait_s, num_samples)
+        self._longest_s = max(self._longest_s, ended - began)
+        self._last_ended = ended
+        if ended >= self._due:
             self.flush()
-        elif len(self._gathered) >= 64:  # thousands of tiny steps a second take no room
-            self._gathered = [merge_step_spans(self._gathered)]
 
     def _length_s(self, now: float) -> float:
         age_s = now - self._began
@@ -113,10 +110,23 @@ class StepLog:
 
     def flush(self) -> None:
         """Write what was gathered."""
-        if self._gathered:
-            line = object_line(merge_step_spans(self._gathered))
-            self._gathered.clear()
+        if self._tally.num_steps:
+            line = object_line(self._span())
+            self._gather_anew()
             self._write(line)
+
+    def _span(self) -> StepSpan:
+        tally = self._tally
+        return StepSpan(
+            rank=self.rank,
+            began_s=self._first_began,
+            ended_s=self._last_ended,
+            num_steps=tally.num_steps,
+            num_samples=tally.num_samples,
+            step_s=tally.duration_s / tally.num_steps,
+            longest_step_s=self._longest_s,
+            data_wait_s=tally.data_wait_s,
+        )
 
     def _write(self, line: str) -> None:
         if os.getpid() == self._pid:  # a fork, as of a loader's worker, has no steps of its own

@@ -62,7 +62,7 @@ def names_in(directory: Path) -> set[str]:
     try:
         with os.scandir(directory) as entries:
             return {entry.name for entry in entries}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return set()
 
 

@@ -34,8 +34,8 @@ from oomph.sensing.visible import GpuIdentity, Shown
 from oomph.sensing.watched import Identity, Watch
 from oomph.units import format_bytes
 
-LOOK_S = 0.2  # memory
-LOOKS_PER_SPAN = 5
+SPAN_S = 1.0
+LOOKS_PER_SPAN = 5  # of memory
 RETRY_S = 5.0  # a lost GPU answers slowly, if at all: seldom enough not to matter
 HANGS_S = 2.0  # no answer for so long is worth telling: a slow call takes milliseconds
 _MOST_NEIGHBOURS = 100  # events of one run
@@ -63,10 +63,22 @@ class _Gpu:
 
 
 class Sampler:
-    """Watches the GPUs that CUDA shows to this process, or all of them."""
+    """Watches the GPUs that CUDA shows to this process, or all of them.
 
-    def __init__(self, which: Which = "visible", clock: Callable[[], float] | None = None) -> None:
+    With `cuda_index` only that one, if there is one. `looks_per_span` is how often in a second.
+    """
+
+    def __init__(
+        self,
+        which: Which = "visible",
+        clock: Callable[[], float] | None = None,
+        *,
+        cuda_index: int | None = None,
+        looks_per_span: int = LOOKS_PER_SPAN,
+    ) -> None:
         self._which = which
+        self._cuda_index = cuda_index
+        self._looks_per_span = looks_per_span
         started = time.monotonic()
         self.clock = clock or (lambda: time.monotonic() - started)
         self.problem: str | None = None  # why nothing can be watched
@@ -163,14 +175,20 @@ class Sampler:
         except OomphError as error:
             self.problem = error.in_one_line()
             return
-        for place, device in enumerate(shown):
-            cuda_index = place if self._which == "visible" else None
-            self._gpus.append(_unwatched(Identity(place, device, cuda_index)))
-        if not shown:
+        for index, device in self._wanted(shown):
+            cuda_index = index if self._which == "visible" else None
+            self._gpus.append(_unwatched(Identity(len(self._gpus), device, cuda_index)))
+        if not self._gpus:
             self.problem = "CUDA_VISIBLE_DEVICES shows no GPU"
         self._uses_gpm = not dcgm_runs()
         if not self._uses_gpm:
             self._tell("warning", "SM activity is left to DCGM, whose host engine runs here")
+
+    def _wanted(self, shown: Sequence[Shown]) -> list[tuple[int, Shown]]:
+        """Where a launcher shows each process its own GPU alone, that is the one."""
+        each = list(enumerate(shown))
+        only = [] if self._cuda_index is None else [p for p in each if p[0] == self._cuda_index]
+        return only or each
 
     def _find(self, nvml: Nvml) -> Sequence[Shown]:
         gpus = identify_gpus(nvml)
@@ -185,12 +203,12 @@ class Sampler:
         number, next_s = 0, self.clock()
         while True:
             self._asking_since_s = self.clock()
-            self.look(is_last_of_span=number % LOOKS_PER_SPAN == 0 and number > 0)
+            self.look(is_last_of_span=number % self._looks_per_span == 0 and number > 0)
             self._asking_since_s = None
             self._note_the_end_of_a_hang()
             number += 1
             # After a hang it goes on from now: what was missed is not made up for.
-            next_s = max(next_s + LOOK_S, self.clock())
+            next_s = max(next_s + SPAN_S / self._looks_per_span, self.clock())
             if self._stopping.wait(max(0.0, next_s - self.clock())):
                 break
         self.look(is_last_of_span=True)

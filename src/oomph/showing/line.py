@@ -24,7 +24,7 @@ _told: set[str] = set()
 def print_utilisation(reading: GpuReading) -> None:
     """Print the line whole in one write, so that the lines of threads do not mix."""
     if reading.problem in _told:
-        reading = replace(reading, problem=_in_short(reading.problem))
+        reading = replace(reading, problem=in_short(reading.problem))
     elif reading.problem:
         _told.add(reading.problem)
     encoding = sys.stdout.encoding or "utf-8"
@@ -33,10 +33,10 @@ def print_utilisation(reading: GpuReading) -> None:
     sys.stdout.flush()
 
 
-def _in_short(problem: str) -> str:
+def in_short(problem: str) -> str:
     """What is wrong, without because and try.
 
-    >>> _in_short("no NVIDIA driver (it was not found); try: installing it")
+    >>> in_short("no NVIDIA driver (it was not found); try: installing it")
     'no NVIDIA driver'
     """
     return problem.partition(" (")[0].partition("; try")[0]

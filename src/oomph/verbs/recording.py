@@ -1,4 +1,4 @@
-"""A running command -> its diary: what the GPUs and its processes do, once a second.
+"""A running command, or this process -> its diary: what GPUs and processes do, once a second.
 
 In a thread of its own, beside the one that asks NVML: neither a driver nor a disk that hangs can
 keep a signal from the command. A fault here ends the watching, never the command.
@@ -7,15 +7,15 @@ keep a signal from the command. A fault here ends the watching, never the comman
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from oomph.records.probe import Probe
-    from oomph.records.run import Event, EventKind, GpuSpan
+    from oomph.records.run import Event, EventKind, GpuSpan, HostSpan
     from oomph.running.diary import Diary
     from oomph.running.judging import Evidence
     from oomph.running.wrapping import Ended
@@ -28,10 +28,17 @@ _SILENT_S = 60.0  # a script that tells its steps has told some by then, or is t
 
 
 class Recorder:
-    """Watches the processes under `pid` and the GPUs, until `finish`."""
+    """Watches the processes under `pid` (None: no processes) and the GPUs, until `finish`."""
 
     def __init__(
-        self, pid: int, token: str, diary: Diary, clock: Callable[[], float], probe: Probe
+        self,
+        pid: int | None,
+        token: str | None,
+        diary: Diary,
+        clock: Callable[[], float],
+        probe: Probe,
+        sampler: Sampler | None = None,
+        processes_s: float = _PERIOD_S,
     ) -> None:
         from oomph.running.stopping import Stopping
         from oomph.sensing.host import ProcessTree
@@ -41,18 +48,19 @@ class Recorder:
         self._clock = clock
         self._diary = diary
         self._probe = probe
-        self._tree = ProcessTree(pid, token, clock())
+        self._tree = None if pid is None else ProcessTree(pid, token, clock())
+        self._processes_s = self._next_processes_s = processes_s  # how often they are looked at
         self._kills_before = read_oom_kills()
-        self._sampler: Sampler = Sampler(clock=clock)
-        self.stopping = Stopping(self._tree.pids)
-        self._recent: deque[GpuSpan] = deque(maxlen=_MOST_RECENT)
+        self.sampler = sampler or Sampler(clock=clock)
+        self.stopping = Stopping(tuple if self._tree is None else self._tree.pids)
+        self.recent: tuple[GpuSpan, ...] = ()  # replaced, never changed: any thread may read it
         self._warned: set[str] = set()
         self._ended: Ended | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="oomph-diary", daemon=True)
 
     def start(self) -> None:
-        self._sampler.start()
+        self.sampler.start()
         self._thread.start()
 
     def finish(self, ended: Ended) -> bool:
@@ -71,17 +79,24 @@ class Recorder:
             self._warn(f"the run is no longer watched ({type(error).__name__}: {error})")
 
     def _record(self) -> None:
-        now_s, taken = self._clock(), self._sampler.take()
-        if self._sampler.problem:
-            self._warn(f"watching without GPU figures: {self._sampler.problem}")
-        self._recent.extend(taken.spans)
-        self._diary.add_gpus(self._sampler.gpus())
-        self._diary.add_spans(taken.spans, [self._tree.look(now_s)])
+        now_s, taken = self._clock(), self.sampler.take()
+        if self.sampler.problem:
+            self._warn(f"watching without GPU figures: {self.sampler.problem}")
+        self.recent = (*self.recent, *taken.spans)[-_MOST_RECENT:]
+        self._diary.add_gpus(self.sampler.gpus())
+        self._diary.add_spans(taken.spans, self._host_spans(now_s))
         for event in taken.events:
             self._diary.add(event)
         if not self._diary.flush():
             self._warn(f"not everything can be kept of this run: {self._diary.problem}")
         self._probe_it(now_s)
+
+    def _host_spans(self, now_s: float) -> list[HostSpan]:
+        is_due = self._over.is_set() or now_s >= self._next_processes_s
+        if self._tree is None or not is_due:
+            return []
+        self._next_processes_s = now_s + self._processes_s - _PERIOD_S / 2
+        return [self._tree.look(now_s)]
 
     def _probe_it(self, now_s: float) -> None:
         from oomph.records.probe import Progress
@@ -108,9 +123,9 @@ class Recorder:
         from oomph.running.judging import judge
 
         ended = self._ended
-        self._sampler.stop(frozenset(self._tree.ever))
+        self.sampler.stop(frozenset(self._tree.ever if self._tree else {os.getpid()}))
         self._record()
-        for peak in self._sampler.peaks():
+        for peak in self.sampler.peaks():
             self._diary.add(peak)
         if ended is not None:
             ending, event = judge(ended, self._evidence())
@@ -126,8 +141,8 @@ class Recorder:
         now_s, kills = self._clock(), read_oom_kills()
         return Evidence(
             at_s=now_s,
-            gpus=self._sampler.gpus(),
-            recent=[span for span in self._recent if span.ended_s > now_s - RECENT_S],
+            gpus=self.sampler.gpus(),
+            recent=[span for span in self.recent if span.ended_s > now_s - RECENT_S],
             says_out_of_memory=self._says_out_of_memory(),
             killed_in_group=kills.grew_in_group(self._kills_before),
             killed_on_machine=kills.grew_on_machine(self._kills_before),
@@ -156,7 +171,8 @@ class Recorder:
             return
         self._warned.add(kind)
         self._diary.add(self._event("warning", text))
-        say(text)
+        if self._tree is not None:  # the one of several ranks that speaks for all
+            say(text)
 
 
 def say(text: str) -> None:

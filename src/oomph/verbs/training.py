@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from oomph.records.plan import Plan
     from oomph.training.adapters import accelerate as accelerate
-    from oomph.training.adapters import hf as hf
-    from oomph.training.adapters import lightning as lightning
     from oomph.training.stepper import Stepper as Stepper
 
 
@@ -24,14 +22,11 @@ def apply(plan: Plan, model: Any, make_optimizer: Callable[[Any], Any] | None = 
     return training.apply(plan, model, make_optimizer)
 
 
-_ADAPTERS = ("hf", "lightning", "accelerate")  # modules, each of a library that it imports
-
-
 def __getattr__(name: str) -> Any:
-    if name in _ADAPTERS:
-        import importlib
+    if name == "accelerate":
+        from oomph.training.adapters import accelerate
 
-        return importlib.import_module(f"oomph.training.adapters.{name}")
+        return accelerate
     if name != "Stepper":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from oomph.training.stepper import Stepper

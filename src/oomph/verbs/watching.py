@@ -55,7 +55,7 @@ def watch(command: Sequence[str], probe: Probe | None = None) -> Watched:
     from oomph.running.wrapping import held_signals
     from oomph.sensing.ownership import RUN_TOKEN
 
-    start = _start(command)
+    start = run_start(command)
     directory, token = make_directory(start.id), os.urandom(16).hex()
     # Here too: whoever carries this process's token belongs to its run.
     os.environ[RUN_TOKEN] = token
@@ -78,7 +78,8 @@ def end_like(ended: Ended) -> int:
     return end_like(ended)
 
 
-def _start(command: Sequence[str]) -> RunStart:
+def run_start(command: Sequence[str]) -> RunStart:
+    """What is known of a run that starts now."""
     import time
 
     from oomph import __version__

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from oomph.errors import OomphError, UsageError, UserCodeError
+from oomph.records.pace import SWITCH
 from oomph.records.script import Overrides, PretendedGpu, Script
 from oomph.tracing.script.process import HandOver, in_a_group
 from oomph.tracing.script.users_line import in_words, is_users, users_line
@@ -99,6 +100,7 @@ def _as_python_starts(script: Script) -> None:
         sys.path.insert(0, str(Path.cwd()))
         sys.argv = ["-m", *script.arguments]
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")  # weights in one order each time
+    os.environ[SWITCH] = "off"
     _warn_as_python_does()
 
 

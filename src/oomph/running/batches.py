@@ -1,0 +1,73 @@
+"""A loader and its batches -> how many samples there are, and how long they were waited for.
+
+Nothing here imports torch: a tensor is what has a shape, a DataLoader what makes iterators as
+torch's does (held against 2.13; `_get_iterator` and `_next_data` are as old as 1.2).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# When a wait began, when it ended, and for which batch. It must not raise.
+Waited = Callable[[float, float, Any], None]
+
+_DEEPEST = 4
+
+
+def num_samples_in(batch: Any, depth: int = 0) -> int | None:
+    """The first size of the first tensor in a batch; None where there is none.
+
+    >>> num_samples_in({"labels": ["a", "b"]}) is None
+    True
+    """
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    if depth == _DEEPEST:
+        return None
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if not isinstance(batch, list | tuple):
+        return None
+    found = (num_samples_in(part, depth + 1) for part in batch)
+    return next((number for number in found if number is not None), None)
+
+
+class TimedLoader:
+    """A torch DataLoader that somebody else iterates, whose waits are told until `undo`.
+
+    It and its iterators stay what they are, but for one attribute each.
+    """
+
+    def __init__(self, loader: Any, waited: Waited) -> None:
+        # accelerate wraps torch's; both its own and a skipping one ask the loader inside.
+        while hasattr(loader, "base_dataloader"):
+            loader = loader.base_dataloader
+        self._loader, self._waited = loader, waited
+        self.is_timed = callable(getattr(loader, "_get_iterator", None))
+        if self.is_timed:
+            self._get_iterator = loader._get_iterator
+            loader._get_iterator = self._make
+
+    def _make(self) -> Any:
+        iterator = self._get_iterator()
+        next_data = getattr(iterator, "_next_data", None)
+        if next_data is not None:
+            iterator._next_data = self._timed(next_data)
+        return iterator
+
+    def _timed(self, next_data: Callable[[], Any]) -> Callable[[], Any]:
+        def timed() -> Any:
+            began = time.monotonic()
+            batch = next_data()
+            self._waited(began, time.monotonic(), batch)
+            return batch
+
+        return timed
+
+    def undo(self) -> None:
+        """The next iterator is not timed."""
+        if self.is_timed:
+            vars(self._loader).pop("_get_iterator", None)

@@ -1,0 +1,96 @@
+"""torch's own loaders, timed from outside; and how many samples a batch has."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from oomph.running.batches import TimedLoader, num_samples_in
+
+
+class Slow(Dataset[torch.Tensor]):
+    """Twelve samples, each of which takes its time."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        time.sleep(0.01)
+        return torch.full((3,), float(number))
+
+
+@pytest.mark.parametrize(
+    ("batch", "number"),
+    [
+        (torch.zeros(5, 2), 5),
+        ((torch.zeros(7, 2), torch.zeros(7)), 7),
+        ({"names": ["a"], "x": [torch.zeros(4)]}, 4),
+        (torch.tensor(1.0), None),
+        (["a", "b"], None),
+        (None, None),
+        ([[[[[torch.zeros(3)]]]]], None),  # deeper than anybody looks
+    ],
+)
+def test_a_batch_has_as_many_samples_as_its_first_tensor_is_long(
+    batch: Any, number: int | None
+) -> None:
+    assert num_samples_in(batch) == number
+
+
+class Heard:
+    """What a timed loader told."""
+
+    def __init__(self) -> None:
+        self.waits_s: list[float] = []
+        self.sizes: list[int | None] = []
+
+    def __call__(self, began: float, ended: float, batch: Any) -> None:
+        self.waits_s.append(ended - began)
+        self.sizes.append(num_samples_in(batch))
+
+
+@pytest.mark.parametrize(("num_workers", "persists"), [(0, False), (1, False), (1, True)])
+def test_each_batch_of_a_loader_is_told_once_with_its_wait_in_every_epoch(
+    num_workers: int, persists: bool
+) -> None:
+    loader = DataLoader(Slow(), 5, num_workers=num_workers, persistent_workers=persists)
+    heard = Heard()
+    timed = TimedLoader(loader, heard)
+    kinds = {type(iter(DataLoader(Slow(), 5, num_workers=num_workers)))}
+    for _ in range(2):
+        iterator = iter(loader)
+        assert type(iterator) in kinds  # what others look at is what it was
+        assert [len(batch) for batch in iterator] == [5, 5, 2]
+    assert timed.is_timed
+    assert heard.sizes == [5, 5, 2] * 2
+    if not num_workers:
+        assert min(heard.waits_s[:2]) >= 0.05
+
+
+def test_a_loader_that_is_no_longer_timed_is_as_before() -> None:
+    loader, heard = DataLoader(Slow(), 12), Heard()
+    timed = TimedLoader(loader, heard)
+    timed.undo()
+    list(loader)
+    assert heard.sizes == []
+    assert "_get_iterator" not in vars(loader)
+
+
+def test_what_accelerate_makes_of_a_loader_is_timed_inside() -> None:
+    from accelerate import Accelerator
+
+    loader, heard = Accelerator(cpu=True).prepare(DataLoader(Slow(), 4)), Heard()
+    TimedLoader(loader, heard)
+    assert len(list(loader)) == 3
+    assert heard.sizes == [4, 4, 4]
+
+
+def test_a_loader_of_another_kind_is_left_alone() -> None:
+    loader = [torch.zeros(2)]
+    timed = TimedLoader(loader, Heard())
+    assert not timed.is_timed
+    timed.undo()
