@@ -23,6 +23,8 @@ WHEEL := $(abspath $(VENV)/node)
 WHEELS_NPM := PATH="$(WHEEL)/bin:$$PATH" node $(WHEEL)/lib/node_modules/npm/bin/npm-cli.js
 NPM := $(if $(HAS_NODE),npm,$(WHEELS_NPM)) --prefix web
 
+APT := apt-get install -qq --yes --no-install-recommends chromium prometheus
+
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -66,10 +68,10 @@ rest: $(VENV)/.installed-dev $(PAGES)
 
 web: $(PAGES) ## build the pages (web/) into the package
 
-test-web: $(VENV)/.installed-dev $(PAGES) ## the pages in a real Chromium, installed from Debian where that is allowed
-	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
-	  && { apt-get install -qq --yes chromium || { apt-get update -qq && apt-get install -qq --yes chromium; }; } >/dev/null; } \
-	  || echo 'there is no Chromium, and this user may not install it: its tests are skipped'
+test-web: $(VENV)/.installed-dev $(PAGES) ## the pages in a real Chromium, with Prometheus, both from Debian where that is allowed
+	@{ command -v chromium && command -v prometheus; } >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	  && { $(APT) || { apt-get update -qq && $(APT); }; } >/dev/null; } \
+	  || echo 'Chromium or Prometheus is missing, and this user may not install it: its tests are skipped'
 	$(NPM) run --silent test
 	$(BIN)/python -m pytest tests/web
 
