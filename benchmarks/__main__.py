@@ -18,6 +18,7 @@ from benchmarks import (
     stepping,
     tracing,
     watching,
+    watching_steps,
 )
 from docs.generate import replace_block
 
@@ -28,6 +29,7 @@ def main() -> None:
         start,
         reading,
         watching,
+        watching_steps,
         live,
         tracing,
         planning,
