@@ -15,8 +15,10 @@ from oomph.tracing import autocast, ranks, streams
 from oomph.tracing.script import (
     cuda,
     devices,
+    drawings,
     factories,
     files,
+    fused_attention,
     lazy,
     legacy,
     moves,
@@ -86,6 +88,8 @@ class Rehearsal:
         cuda.install(recorder, gpu, approximate)
         files.install()
         refusals.install(approximate, self.fail)
+        fused_attention.install(approximate)
+        drawings.install()
         self.loaders = self._loaders(overrides)
         self.loaders.install(approximate)
         self.observed.install()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from oomph.errors import OomphError, UsageError, UserCodeError
 from oomph.records.pace import SWITCH
 from oomph.records.script import Overrides, PretendedGpu, Script
+from oomph.tracing.script.last_words import LastWords, listen
 from oomph.tracing.script.process import HandOver, in_a_group
 from oomph.tracing.script.users_line import in_words, is_users, users_line
 
@@ -67,6 +68,7 @@ def run_script(
 ) -> Rehearsed:
     """The same in this process, for good. Answers by `hand_over`, or returns at the end."""
     _as_python_starts(script)
+    words = listen()
     from oomph.tracing.script.rehearsal import Rehearsal
 
     rehearsal = Rehearsal(gpu, overrides, apply, hand_over, inspect)
@@ -79,7 +81,7 @@ def run_script(
             _run(script)
         except SystemExit as error:
             if error.code not in (None, 0):
-                _raise_exit(error, script)
+                _raise_exit(error, script, words)
         except OomphError:
             raise
         except BaseException as error:
@@ -121,11 +123,13 @@ def _run(script: Script) -> None:
         runpy.run_module(script.module, run_name="__main__", alter_sys=True)
 
 
-def _raise_exit(error: SystemExit, script: Script) -> NoReturn:
+def _raise_exit(error: SystemExit, script: Script, words: LastWords) -> NoReturn:
     place = in_words(_line_of(error))
+    code = f"exit({error.code!r})"[:300]
+    said = words.told() if isinstance(error.code, int) else None  # a text says why by itself
     raise UserCodeError(
         f"the script ended itself at {place}",
-        because=f"exit({error.code!r})"[:300],
+        because=code if said is None else f"{code}, and the last that it said was: {said}",
         attempt=f"running `python {script.path or '-m ' + str(script.module)}` by itself",
     ) from error
 
@@ -143,7 +147,7 @@ def explained(error: BaseException, script: Script) -> UserCodeError:
 def _advice(error: BaseException, script: Script) -> str:
     if isinstance(error, FileNotFoundError):
         return "putting that file where the script looks for it"
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and error.name:
         package = str(error.name).partition(".")[0]
         return f"pip install {package}"
     if _is_of_network(error):
