@@ -50,6 +50,11 @@ def refused(directory: Path, text: str, **more: Any) -> str:
         ("model(torch.randn(6, 9, device='cuda'))\n", 9, "[6, 9] X [8, 4]"),
         ("model(torch.randn(6, 8, device='cuda')).numpy()\n", 9, "can't convert cuda:0"),
         ("input('go on?')\n", 9, "EOF"),
+        (
+            "torch.arange(9).split(model(torch.randn(2, 8).cuda()).argmax(1).tolist())\n",
+            9,
+            "that line read a value that only training would have",
+        ),
         ("torch.bincount(model(torch.randn(6, 8).cuda()).argmax(1))\n", 9, "do not exist here"),
     ],
 )

@@ -28,6 +28,7 @@ from oomph.tracing.script.users_line import in_words, is_users, users_line
 if TYPE_CHECKING:
     from oomph.tracing.rehearse import Apply
     from oomph.tracing.script.answers import Rehearsed
+    from oomph.tracing.script.invention import Inventions
     from oomph.tracing.script.rehearsal import Inspect
 
 LIMIT_S = 600.0
@@ -85,7 +86,7 @@ def run_script(
         except OomphError:
             raise
         except BaseException as error:
-            told = explained(error, script)
+            told = explained(error, script, rehearsal.recorder.inventions)
             raise rehearsal.batch_size.blamed(told) or told from error
         return rehearsal.answer()
 
@@ -134,13 +135,16 @@ def _raise_exit(error: SystemExit, script: Script, words: LastWords) -> NoReturn
     ) from error
 
 
-def explained(error: BaseException, script: Script) -> UserCodeError:
+def explained(error: BaseException, script: Script, inventions: Inventions) -> UserCodeError:
     """An error of the script's, with its own line."""
     told = " ".join(str(error).split())[:500]
+    place = _line_of(error)
+    because, attempt = f"{type(error).__name__}: {told}", _advice(error, script)
+    if place is not None and inventions.has_read(place):
+        because += "; that line read a value that only training would have, and that is made up"
+        attempt = "a stand-in for what reads it while rehearsing, or a Workload"
     return UserCodeError(
-        f"the script failed at {in_words(_line_of(error))}",
-        because=f"{type(error).__name__}: {told}",
-        attempt=_advice(error, script),
+        f"the script failed at {in_words(place)}", because=because, attempt=attempt
     )
 
 
