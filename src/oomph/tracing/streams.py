@@ -100,11 +100,11 @@ class use_stream:  # noqa: N801 - it stands in for torch.cuda.stream
         Now.stream = self._before
 
 
-def current_stream(*_: Any) -> Stream:
+def current_stream(*_: Any, **__: Any) -> Stream:
     return _numbered(Now.stream)
 
 
-def default_stream(*_: Any) -> Stream:
+def default_stream(*_: Any, **__: Any) -> Stream:
     return _numbered(0)
 
 

@@ -49,6 +49,36 @@ assert torch.fft.fftfreq(8, device="cuda").is_cuda
 model.cuda()
 """
     + _LOOP,
+    "what pickle makes of tensors": _HEAD
+    + """
+model = pickle.loads(pickle.dumps(model.cuda()))
+assert all(one.is_cuda and one.requires_grad for one in model.parameters())
+there, here = pickle.loads(pickle.dumps((torch.ones(3, 2).cuda().t(), torch.ones(2))))
+assert there.is_cuda and there.stride() == (1, 2) and here.tolist() == [1, 1]
+"""
+    + _LOOP,
+    "streams of any device, and their devices by name": _HEAD
+    + """
+gpu = torch.device("cuda")
+side, event = torch.cuda.Stream(device=gpu, priority=-1), torch.Event(device="cuda")
+assert torch.cuda.current_stream(device=gpu) == torch.cuda.default_stream(device=gpu)
+assert torch.Stream(device="cuda") != side
+with torch.cuda.stream(side):
+    model.cuda()
+event.record(side)
+torch.cuda.current_stream(gpu).wait_event(event)
+"""
+    + _LOOP,
+    "an encoder that is evaluated with padding": _HEAD
+    + """
+layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+encoder = nn.TransformerEncoder(layer, 2).cuda().eval()
+with torch.no_grad():
+    padding = (torch.arange(6) > 3).expand(2, 6).cuda()
+    assert encoder(torch.ones(2, 6, 16).cuda(), src_key_padding_mask=padding).shape == (2, 6, 16)
+model.cuda()
+"""
+    + _LOOP,
     "ranges for a profiler": _HEAD
     + """
 torch.cuda.nvtx.range_push("build")

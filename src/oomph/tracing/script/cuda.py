@@ -118,6 +118,7 @@ def install(recorder: Any, gpu: PretendedGpu, approximate: Callable[[str], None]
     _patch_accelerator(answers, gpu)
     _patch_versions(gpu)
     _patch_marks()
+    vars(torch)["Stream"], vars(torch)["Event"] = streams.Stream, streams.Event
 
 
 def _nothing(*_: Any, **__: Any) -> None:

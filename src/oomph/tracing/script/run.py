@@ -154,12 +154,18 @@ def _advice(error: BaseException, script: Script) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = str(error.name).partition(".")[0]
         return f"pip install {package}"
+    if isinstance(error, KeyError) and error.args and error.args[0] in _OF_LAUNCHERS:
+        return f"setting {error.args[0]} as torchrun does for one process: {_ALONE}"
     if _is_of_network(error):
         return "starting it once by itself, for its downloads: a rehearsal has no network"
     if isinstance(error, NotImplementedError) or _is_of_triton(error):
         return "a stand-in in plain torch for what is called there, or a Workload"
     return f"running `python {script.path or '-m ' + str(script.module)}` by itself"
 
+
+# What torchrun sets: https://docs.pytorch.org/docs/stable/elastic/run.html
+_OF_LAUNCHERS = frozenset({"LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"})
+_ALONE = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 before the command"
 
 # Of urllib, requests, urllib3 and Hugging Face, none of which need be there.
 _OF_NETWORK = frozenset(
