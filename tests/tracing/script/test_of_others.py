@@ -49,6 +49,29 @@ assert torch.fft.fftfreq(8, device="cuda").is_cuda
 model.cuda()
 """
     + _LOOP,
+    "data that only a worker can read": _HEAD
+    + """
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+class Read(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, i):
+        self.file.seek(0)
+        assert get_worker_info().id == 0 and get_worker_info().num_workers == 1
+        return torch.ones(16)
+
+def begin(number):
+    info = get_worker_info()
+    assert number == info.id and not hasattr(info.dataset, "file")
+    info.dataset.file, _ = open(__file__), info.seed
+
+model.cuda()
+for x in DataLoader(Read(), 8, num_workers=2, worker_init_fn=begin):
+    assert get_worker_info() is None and x.shape == (8, 16) and not x.is_shared()
+for x in DataLoader([torch.ones(16)], worker_init_fn=begin):
+    assert get_worker_info() is None
+"""
+    + _LOOP,
     "what pickle makes of tensors": _HEAD
     + """
 model = pickle.loads(pickle.dumps(model.cuda()))
@@ -62,7 +85,7 @@ assert there.is_cuda and there.stride() == (1, 2) and here.tolist() == [1, 1]
 gpu = torch.device("cuda")
 side, event = torch.cuda.Stream(device=gpu, priority=-1), torch.Event(device="cuda")
 assert torch.cuda.current_stream(device=gpu) == torch.cuda.default_stream(device=gpu)
-assert torch.Stream(device="cuda") != side
+assert torch.Stream(device="cuda") != side and side.device == torch.device("cuda:0")
 with torch.cuda.stream(side):
     model.cuda()
 event.record(side)

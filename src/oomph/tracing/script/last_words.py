@@ -45,6 +45,7 @@ class LastWords:
 
 def listen() -> LastWords:
     """To both streams of the script, which are one here: why it ends, many print."""
-    words: Any = LastWords(sys.stderr)
-    sys.stdout = sys.stderr = words
+    words = LastWords(sys.stderr)
+    stream: Any = words
+    sys.stdout = sys.stderr = stream
     return words
