@@ -51,6 +51,7 @@ def refused(directory: Path, text: str, **more: Any) -> str:
         ("model(torch.randn(6, 9, device='cuda'))\n", 9, "[6, 9] X [8, 4]"),
         ("model(torch.randn(6, 8, device='cuda')).numpy()\n", 9, "can't convert cuda:0"),
         ("input('go on?')\n", 9, "EOF"),
+        ("raise NotImplementedError('this space')\n", 9, "by itself"),
         (
             "torch.arange(9).split(model(torch.randn(2, 8).cuda()).argmax(1).tolist())\n",
             9,

@@ -23,7 +23,7 @@ from oomph.records.pace import SWITCH
 from oomph.records.script import Overrides, PretendedGpu, Script
 from oomph.tracing.script.last_words import LastWords, listen
 from oomph.tracing.script.process import HandOver, in_a_group
-from oomph.tracing.script.users_line import in_words, is_users, users_line
+from oomph.tracing.script.users_line import OURS, in_words, is_users, users_line
 
 if TYPE_CHECKING:
     from oomph.tracing.rehearse import Apply
@@ -158,7 +158,7 @@ def _advice(error: BaseException, script: Script) -> str:
         return f"setting {error.args[0]} as torchrun does for one process: {_ALONE}"
     if _is_of_network(error):
         return "starting it once by itself, for its downloads: a rehearsal has no network"
-    if isinstance(error, NotImplementedError) or _is_of_triton(error):
+    if _is_of_torch(error) or _is_of_triton(error):
         return "a stand-in in plain torch for what is called there, or a Workload"
     return f"running `python {script.path or '-m ' + str(script.module)}` by itself"
 
@@ -182,6 +182,13 @@ def _is_of_network(error: BaseException) -> bool:
         known.append(one)
         one = one.__cause__ or one.__context__
     return any(isinstance(e, ConnectionError) or type(e).__name__ in _OF_NETWORK for e in known)
+
+
+def _is_of_torch(error: BaseException) -> bool:
+    """An op that has no kernel for tensors without memory: not what a library refuses itself."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1].filename if frames else ""
+    return isinstance(error, NotImplementedError) and ("/torch/" in last or last.startswith(OURS))
 
 
 def _is_of_triton(error: BaseException) -> bool:
