@@ -241,6 +241,16 @@ def test_a_batch_that_cannot_be_another_is_planned_as_it_is(
     assert "could not be varied" in capsys.readouterr().err
 
 
+def test_a_batch_of_three_that_cannot_be_another_is_planned_as_any(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    three = FIXED.replace("48", "3")
+    told = _planned(train, three, capsys)
+    assert {(plan["micro_batch"], plan["accumulate"]) for plan in told["plans"]} == {(3, 1)}
+    why = {one["what"]: one["why"] for one in told["rejected"]}
+    assert "all is compared at 3 examples, as it is" in why["accumulation"]
+
+
 def test_a_batch_that_is_moved_once_before_training_is_planned_in_parts(
     train: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 class Now:
     """The stream that is current in this process, and the communication that was begun."""
@@ -27,7 +29,7 @@ class Now:
 class Stream:
     """A stream, or the context in which it is current: `with torch.cuda.stream(it)`."""
 
-    device_index = 0
+    device_index, device = 0, torch.device("cuda", 0)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.stream_id = self.cuda_stream = Now.num_streams
@@ -100,11 +102,11 @@ class use_stream:  # noqa: N801 - it stands in for torch.cuda.stream
         Now.stream = self._before
 
 
-def current_stream(*_: Any) -> Stream:
+def current_stream(*_: Any, **__: Any) -> Stream:
     return _numbered(Now.stream)
 
 
-def default_stream(*_: Any) -> Stream:
+def default_stream(*_: Any, **__: Any) -> Stream:
     return _numbered(0)
 
 

@@ -30,7 +30,7 @@ _TRAINED_WHOLE = ("classifier", "score")
 def adaptable(model: Any) -> dict[str, Any]:
     """The linear layers inside the repeated blocks, by name."""
     stacks = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) > 1]
-    blocks = [*find_blocks(model), *(block for stack in stacks for block in stack)]
+    blocks = [*find_blocks(model), *(block for stack in stacks for block in stack.children())]
     inside = {id(module) for block in blocks for module in block.modules()}
     return {
         name: module

@@ -54,9 +54,7 @@ def _hold_what_cannot_vary(rehearser: ScriptRehearser, asked: Asked) -> None:
     try:
         rehearser.trace(small)
     except CannotBePutOn as error:
-        # Next to the small batch, its own would be taken for the second point of a line.
-        is_next = rehearser.given.micro_batch == SMALL + 1
-        if asked.batch_size is not None or is_next:
+        if asked.batch_size is not None:
             raise error.error from None
         why = f"{error.error.what}: {error.error.because}"[:_MOST_TOLD]
         num = rehearser.given.micro_batch

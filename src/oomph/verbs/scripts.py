@@ -45,6 +45,7 @@ class ScriptRehearser:
         self.files = self.first.files
         self.refused = refused_by(self.seen)
         self._is_held = False
+        self._second_point: Variant | None = None  # what a search for lines asks for next
 
     def hold_batch(self, why: str) -> None:
         """From now on every rehearsal is at the script's own batch, which cannot be another."""
@@ -101,19 +102,26 @@ class ScriptRehearser:
             )
         return self.first.possible
 
-    def trace(self, variant: Variant, *, is_step_alone: bool = False) -> Trace:  # noqa: ARG002
+    def trace(self, variant: Variant, *, is_step_alone: bool = False) -> Trace:
         """Two training steps. A script cannot be asked for an optimizer's step alone."""
         if self._is_held:
-            return self._held_trace(variant)
+            return self._held_trace(variant, is_step_alone)
         return self._traced(variant)
 
-    def _held_trace(self, variant: Variant) -> Trace:
-        """Of the script's own batch, which stands for the small one that a plan looks at first."""
+    def _held_trace(self, variant: Variant, is_step_alone: bool) -> Trace:
+        """Of the script's own batch, which stands for the small one that a plan looks at first.
+
+        A line goes through the small one and the next: the own batch may be that, and is no
+        second point of the line even then, because the first was the own batch, too.
+        """
         from oomph.predicting.scaling import NotAffine
 
         own = self.given.micro_batch
-        if variant.micro_batch not in (own, SMALL):
+        is_second, self._second_point = variant == self._second_point, None
+        if is_second or variant.micro_batch not in (own, SMALL):
             raise NotAffine(f"the batch of the script is {own} examples, and no other")
+        if variant.micro_batch == SMALL and not is_step_alone:
+            self._second_point = replace(variant, micro_batch=SMALL + 1)
         found = self._traced(replace(variant, micro_batch=own, accumulation=1))
         return replace(found, micro_batch=variant.micro_batch)
 

@@ -40,15 +40,23 @@ def refused(directory: Path, text: str, **more: Any) -> str:
     [
         ("step()\nundefined\n", 10, "NameError"),
         ("open('absent.csv')\n", 9, "absent.csv"),
+        ("os.environ.pop('RANK', 0); os.environ['RANK']\n", 9, "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1"),
         ("import absent_module\n", 9, "pip install absent_module"),
         ("import torch.absent.part\n", 9, "pip install torch"),
         ("raise RuntimeError from ConnectionRefusedError()\n", 9, "has no network"),
         ("sys.exit('no data')\n", 9, "exit('no data')"),
-        ("import argparse; argparse.ArgumentParser().parse_args(['--x'])\n", 9, "exit(2)"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--x'])\n", 9, "arguments: --x"),
+        ("print('no data'); sys.exit(1)\n", 9, "exit(1), and the last that it said was: no data"),
         ("model = nn.Linear(8, 4)\nstep()\n", 7, "cuda:0 and cpu"),
         ("model(torch.randn(6, 9, device='cuda'))\n", 9, "[6, 9] X [8, 4]"),
         ("model(torch.randn(6, 8, device='cuda')).numpy()\n", 9, "can't convert cuda:0"),
         ("input('go on?')\n", 9, "EOF"),
+        ("raise NotImplementedError('this space')\n", 9, "by itself"),
+        (
+            "torch.arange(9).split(model(torch.randn(2, 8).cuda()).argmax(1).tolist())\n",
+            9,
+            "that line read a value that only training would have",
+        ),
         ("torch.bincount(model(torch.randn(6, 8).cuda()).argmax(1))\n", 9, "do not exist here"),
     ],
 )
@@ -82,6 +90,18 @@ def test_what_cannot_be_rehearsed_is_refused_even_if_the_script_swallows_it(
 
 def test_a_script_that_trains_nothing_is_an_error(tmp_path: Path) -> None:
     assert "trained nothing" in refused(tmp_path, "print(model(torch.zeros(1, 8).cuda()))\n")
+
+
+def test_a_script_whose_processes_train_is_told_that_they_are_not_seen(tmp_path: Path) -> None:
+    text = """\
+        from torch import multiprocessing
+        workers = [multiprocessing.get_context("fork").Process(target=step) for _ in range(2)]
+        [one.start() for one in workers]
+        [one.join() for one in workers]
+        """
+    told = refused(tmp_path, text)
+    assert "it started 2 processes, whose work is not seen" in told
+    assert "in one process" in told
 
 
 def test_a_script_that_never_steps_is_ended_and_its_line_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from oomph.tracing.pretend import Lie
 
 _MIB = 2**20
 _SEGMENT_BYTES = 2 * _MIB  # what the allocator asks the driver for, at least
+# Asked while this is imported, before torch is patched: older ones told GPUs apart by their age.
+_KNOWS_EMULATION = "including_emulation" in signature(torch.cuda.is_bf16_supported).parameters
 RESERVED = "memory_reserved and mem_get_info were answered from what was allocated"
 
 
@@ -114,6 +117,8 @@ def install(recorder: Any, gpu: PretendedGpu, approximate: Callable[[str], None]
                 setattr(module, name, answer)
     _patch_accelerator(answers, gpu)
     _patch_versions(gpu)
+    _patch_marks()
+    vars(torch)["Stream"], vars(torch)["Event"] = streams.Stream, streams.Event
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -126,7 +131,7 @@ def _of_device(gpu: PretendedGpu) -> dict[str, Any]:
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "is_bf16_supported": lambda *_, **__: gpu.capability >= (8, 0),
+        "is_bf16_supported": _answer_on_bf16(gpu),
         "is_tf32_supported": lambda: gpu.capability >= (8, 0),
         "device_count": lambda: gpu.count,
         "current_device": lambda: 0,
@@ -150,6 +155,15 @@ def _of_device(gpu: PretendedGpu) -> dict[str, Any]:
         "power_draw": lambda *_, **__: 0,
         "cudart": _refuse_cudart,
     }
+
+
+def _answer_on_bf16(gpu: PretendedGpu) -> Callable[..., bool]:
+    """Yes where it is emulated only, too, unless the script asks for more."""
+
+    def is_supported(including_emulation: bool = True) -> bool:
+        return gpu.capability >= (8, 0) or (_KNOWS_EMULATION and including_emulation)
+
+    return is_supported
 
 
 def _refuse_cudart() -> Any:
@@ -247,3 +261,11 @@ def _patch_versions(gpu: PretendedGpu) -> None:
     backends.cudnn.is_available = lambda: True
     backends.cudnn.version = lambda: 91002
     backends.cuda.is_flash_attention_available = lambda: gpu.capability >= (8, 0)
+
+
+def _patch_marks() -> None:
+    """NVTX, whose ranges a profiler shows: a torch without CUDA has none."""
+    marks: Any = torch.cuda.nvtx
+    marks.range_push = marks.range_pop = lambda *_, **__: 0
+    marks.range_start = lambda *_, **__: 0
+    marks.range_end = marks.mark = _nothing

@@ -15,10 +15,21 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from oomph.tracing.pretend import is_pretended, suspended
-from oomph.tracing.script.places import ONE_AT_A_TIME, Name, Wanted, place_named
+from oomph.tracing.script.places import (
+    META,
+    ONE_AT_A_TIME,
+    Name,
+    Places,
+    Wanted,
+    is_suspended,
+    place_named,
+    wanted,
+)
+
+_empty_strided = torch._C._VariableFunctions.empty_strided
 
 
-def install() -> None:
+def install(places: Places) -> None:
     """Patch them."""
     true_save, true_load = torch.save, torch.load
 
@@ -50,6 +61,7 @@ def install() -> None:
     module.save, module.load = save, load
     torch.serialization.save, torch.serialization.load = save, load
     _patch_pointers()
+    _patch_pickle(places)
     _patch_safetensors()
 
 
@@ -69,6 +81,26 @@ def _patch_pointers() -> None:
         return start + int(one.storage_offset()) * int(one.element_size())
 
     storage.data_ptr, methods.data_ptr = address, tensor_address
+
+
+def _patch_pickle(places: Places) -> None:
+    """`pickle` asks a tensor itself, and C++ would read what a storage without memory holds."""
+    kind: Any = torch.Tensor
+    original = kind.__reduce_ex__
+
+    def reduced(tensor: Any, protocol: Any) -> Any:
+        if type(tensor) is not torch.Tensor or is_suspended() or not is_pretended(tensor):
+            return original(tensor, protocol)
+        sizes = tuple(tensor.size()), tuple(tensor.stride())
+        return _made_again, (*sizes, tensor.dtype, tensor.requires_grad, places.of(tensor))
+
+    kind.__reduce_ex__ = reduced
+
+
+def _made_again(size: Any, stride: Any, dtype: Any, requires_grad: bool, place: Name) -> Any:
+    with wanted(place):
+        tensor = _empty_strided(size, stride, dtype=dtype, device=META)
+    return tensor.requires_grad_(requires_grad)
 
 
 def _patch_safetensors() -> None:

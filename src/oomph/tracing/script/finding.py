@@ -119,6 +119,8 @@ class Observed:
             return "pure-bf16"
         if dtypes == {torch.float16}:
             return "pure-fp16"
+        if dtypes == {torch.float64}:
+            return "fp64"
         return "fp32"
 
 

@@ -30,6 +30,10 @@ class Inventions:
         file, line = users_line() or _LIBRARY
         self._counts[(file, line, what)] += 1
 
+    def has_read(self, place: tuple[str, int]) -> bool:
+        """Has this line of the script read something that was made up?"""
+        return any(each[:2] == place for each in self._counts)
+
     def value_of(self, tensor: Any) -> Any:
         """What `.item()` answers."""
         if getattr(tensor, "_oomph_is_true", False):

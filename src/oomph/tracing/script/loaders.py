@@ -15,6 +15,7 @@ from torch.utils import data as torch_data
 from oomph.records.script import Loader
 from oomph.tracing.script.loop import Loop
 from oomph.tracing.script.users_line import in_words, users_line
+from oomph.tracing.script.workers import Workers
 
 WORKERS = "DataLoader: read without workers and without pinned memory"
 _LEAST_BATCHES = 64  # that a loader gives when its batch is changed: a small data set goes round
@@ -55,25 +56,30 @@ class Loaders:
                 approximate(WORKERS)
             if number == self._changed and self._micro_batch is not None:
                 given = self._rebatched(dataset, given)
+            loader.oomph_has_workers = bool(given.get("num_workers"))
             original(loader, dataset, **_alone(given))
 
         kind.__init__ = init
-        self._patch_next()
+        workers = Workers()
+        workers.install()
+        self._patch_next(workers)
 
-    def _patch_next(self) -> None:
+    def _patch_next(self, workers: Workers) -> None:
         from torch.utils.data import dataloader
 
         kind: Any = dataloader._BaseDataLoaderIter
         original, original_init = kind.__next__, kind.__init__
 
         def init(iterator: Any, loader: Any) -> None:
-            original_init(iterator, loader)
+            with workers.at_work(loader):
+                original_init(iterator, loader)
             iterator.oomph_loader = loader
 
         def following(iterator: Any) -> Any:
             self.note_reading(iterator.oomph_loader)
             self._loop.next_batch()
-            return original(iterator)
+            with workers.at_work(iterator.oomph_loader):
+                return original(iterator)
 
         kind.__init__, kind.__next__ = init, following
 

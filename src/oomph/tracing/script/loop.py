@@ -150,7 +150,8 @@ class Loop:
         if not given:
             return
         self.micro_batches[given[0].shape[0]] += 1
-        whole = [t for t in given if t.dim() == 2 and not t.is_floating_point()]
+        size = given[0].shape[0]  # a graph's edges are in two rows, and no sequences
+        whole = [t for t in given if _is_tokens(t) and t.shape[0] == size]
         if whole:
             self.longest_sequence = max(self.longest_sequence or 0, *(t.shape[1] for t in whole))
 
@@ -248,6 +249,10 @@ class Loop:
     @property
     def micro_batch(self) -> int | None:
         return self.micro_batches.most_common(1)[0][0] if self.micro_batches else None
+
+
+def _is_tokens(tensor: Any) -> bool:
+    return tensor.dim() == 2 and not tensor.is_floating_point()
 
 
 def _has_trainable(module: Any) -> bool:

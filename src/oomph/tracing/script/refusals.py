@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 import torch
@@ -15,6 +16,7 @@ from oomph.tracing.script.users_line import in_words, users_line
 
 COMPILE = "torch.compile: rehearsed without it; a compiled model takes other memory, mostly less"
 JIT = "torch.jit: rehearsed without it; what it fuses takes other memory, mostly less"
+FAST_PATH = "nn.TransformerEncoder: evaluated in its parts, which takes more than its fast path"
 ONE_PROCESS = "torch.distributed: rehearsed as one process, without the buckets of its gradients"
 
 Approximate = Callable[[str], None]
@@ -32,6 +34,7 @@ def install(approximate: Approximate, fail: Fail) -> None:
     _patch_compile(approximate)
     _patch_jit(approximate)
     _patch_inference()
+    _patch_fast_path(approximate)
     # The process is a fork, which has one thread of torch's pool.
     vars(torch)["set_num_threads"] = lambda _: None
     # Whether probabilities add up to 1 is asked of values that do not exist.
@@ -95,6 +98,18 @@ def _patch_inference() -> None:
     module.autograd.inference_mode = inference_mode
 
 
+def _patch_fast_path(approximate: Approximate) -> None:
+    """In evaluation it packs what is not padding, so that values decide shapes."""
+
+    def is_enabled() -> bool:
+        if not torch.is_grad_enabled():
+            approximate(FAST_PATH)
+        return False
+
+    module: Any = torch.backends.mha
+    module.get_fastpath_enabled = is_enabled
+
+
 # ---- several processes -----------------------------------------------------------------------
 
 
@@ -106,6 +121,20 @@ def _patch_launchers(fail: Fail) -> None:
 
     module: Any = multiprocessing
     module.spawn = spawned
+    kind: Any = BaseProcess
+    start = kind.start
+
+    def started(process: Any) -> None:
+        Started.num += 1
+        start(process)
+
+    kind.start = started
+
+
+class Started:
+    """Processes that the script has started itself: what they do is not seen."""
+
+    num = 0
 
 
 def _of_many(what: str) -> UserCodeError:

@@ -15,8 +15,10 @@ from oomph.tracing import autocast, ranks, streams
 from oomph.tracing.script import (
     cuda,
     devices,
+    drawings,
     factories,
     files,
+    fused_attention,
     lazy,
     legacy,
     moves,
@@ -84,8 +86,10 @@ class Rehearsal:
         reading.install(recorder)
         factories.install(recorder, partial(self.batch_size.made, loop=loop))
         cuda.install(recorder, gpu, approximate)
-        files.install()
+        files.install(recorder.host)
         refusals.install(approximate, self.fail)
+        fused_attention.install(approximate)
+        drawings.install()
         self.loaders = self._loaders(overrides)
         self.loaders.install(approximate)
         self.observed.install()
@@ -148,11 +152,7 @@ class Rehearsal:
         """What was seen. Raises UserCodeError if nothing was trained."""
         loop = self.loop
         if not loop.num_backwards and not loop.num_steps:
-            raise UserCodeError(
-                "the script ended and trained nothing",
-                because=f"no backward and no step was seen in {self.recorder.num_ops} ops",
-                attempt="the arguments with which it trains, after --",
-            )
+            raise self._untrained()
         self.batch_size.check(loop, self.loaders)
         if self.batch_size.has_resized:
             self.approximate(RESIZED)
@@ -171,6 +171,16 @@ class Rehearsal:
             seen=seen,
             possible=self._possible,
             files=users_files(self._modules_before),
+        )
+
+    def _untrained(self) -> UserCodeError:
+        because = f"no backward and no step was seen in {self.recorder.num_ops} ops"
+        attempt = "the arguments with which it trains, after --"
+        if refusals.Started.num:
+            because += f"; it started {refusals.Started.num} processes, whose work is not seen"
+            attempt = "the script in one process, or a Workload"
+        return UserCodeError(
+            "the script ended and trained nothing", because=because, attempt=attempt
         )
 
     def told(self) -> str:

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from oomph.errors import OomphError, UsageError, UserCodeError
 from oomph.records.pace import SWITCH
 from oomph.records.script import Overrides, PretendedGpu, Script
+from oomph.tracing.script.last_words import LastWords, listen
 from oomph.tracing.script.process import HandOver, in_a_group
-from oomph.tracing.script.users_line import in_words, is_users, users_line
+from oomph.tracing.script.users_line import OURS, in_words, is_users, users_line
 
 if TYPE_CHECKING:
     from oomph.tracing.rehearse import Apply
     from oomph.tracing.script.answers import Rehearsed
+    from oomph.tracing.script.invention import Inventions
     from oomph.tracing.script.rehearsal import Inspect
 
 LIMIT_S = 600.0
@@ -67,6 +69,7 @@ def run_script(
 ) -> Rehearsed:
     """The same in this process, for good. Answers by `hand_over`, or returns at the end."""
     _as_python_starts(script)
+    words = listen()
     from oomph.tracing.script.rehearsal import Rehearsal
 
     rehearsal = Rehearsal(gpu, overrides, apply, hand_over, inspect)
@@ -79,11 +82,11 @@ def run_script(
             _run(script)
         except SystemExit as error:
             if error.code not in (None, 0):
-                _raise_exit(error, script)
+                _raise_exit(error, script, words)
         except OomphError:
             raise
         except BaseException as error:
-            told = explained(error, script)
+            told = explained(error, script, rehearsal.recorder.inventions)
             raise rehearsal.batch_size.blamed(told) or told from error
         return rehearsal.answer()
 
@@ -121,37 +124,48 @@ def _run(script: Script) -> None:
         runpy.run_module(script.module, run_name="__main__", alter_sys=True)
 
 
-def _raise_exit(error: SystemExit, script: Script) -> NoReturn:
+def _raise_exit(error: SystemExit, script: Script, words: LastWords) -> NoReturn:
     place = in_words(_line_of(error))
+    code = f"exit({error.code!r})"[:300]
+    said = words.told() if isinstance(error.code, int) else None  # a text says why by itself
     raise UserCodeError(
         f"the script ended itself at {place}",
-        because=f"exit({error.code!r})"[:300],
+        because=code if said is None else f"{code}, and the last that it said was: {said}",
         attempt=f"running `python {script.path or '-m ' + str(script.module)}` by itself",
     ) from error
 
 
-def explained(error: BaseException, script: Script) -> UserCodeError:
+def explained(error: BaseException, script: Script, inventions: Inventions) -> UserCodeError:
     """An error of the script's, with its own line."""
     told = " ".join(str(error).split())[:500]
+    place = _line_of(error)
+    because, attempt = f"{type(error).__name__}: {told}", _advice(error, script)
+    if place is not None and inventions.has_read(place):
+        because += "; that line read a value that only training would have, and that is made up"
+        attempt = "a stand-in for what reads it while rehearsing, or a Workload"
     return UserCodeError(
-        f"the script failed at {in_words(_line_of(error))}",
-        because=f"{type(error).__name__}: {told}",
-        attempt=_advice(error, script),
+        f"the script failed at {in_words(place)}", because=because, attempt=attempt
     )
 
 
 def _advice(error: BaseException, script: Script) -> str:
     if isinstance(error, FileNotFoundError):
         return "putting that file where the script looks for it"
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and error.name:
         package = str(error.name).partition(".")[0]
         return f"pip install {package}"
+    if isinstance(error, KeyError) and error.args and error.args[0] in _OF_LAUNCHERS:
+        return f"setting {error.args[0]} as torchrun does for one process: {_ALONE}"
     if _is_of_network(error):
         return "starting it once by itself, for its downloads: a rehearsal has no network"
-    if isinstance(error, NotImplementedError) or _is_of_triton(error):
+    if _is_of_torch(error) or _is_of_triton(error):
         return "a stand-in in plain torch for what is called there, or a Workload"
     return f"running `python {script.path or '-m ' + str(script.module)}` by itself"
 
+
+# What torchrun sets: https://docs.pytorch.org/docs/stable/elastic/run.html
+_OF_LAUNCHERS = frozenset({"LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"})
+_ALONE = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 before the command"
 
 # Of urllib, requests, urllib3 and Hugging Face, none of which need be there.
 _OF_NETWORK = frozenset(
@@ -168,6 +182,13 @@ def _is_of_network(error: BaseException) -> bool:
         known.append(one)
         one = one.__cause__ or one.__context__
     return any(isinstance(e, ConnectionError) or type(e).__name__ in _OF_NETWORK for e in known)
+
+
+def _is_of_torch(error: BaseException) -> bool:
+    """An op that has no kernel for tensors without memory: not what a library refuses itself."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1].filename if frames else ""
+    return isinstance(error, NotImplementedError) and ("/torch/" in last or last.startswith(OURS))
 
 
 def _is_of_triton(error: BaseException) -> bool:

@@ -7,9 +7,9 @@ import sysconfig
 from pathlib import Path
 from types import FrameType
 
-_OURS = str(Path(__file__).parents[2])
+OURS = str(Path(__file__).parents[2])
 _LIBRARIES = tuple(
-    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {_OURS}
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {OURS}
 )
 
 

@@ -1,0 +1,51 @@
+"""What a script prints -> the last of it, for when it ends itself and only that says why."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_MOST_KEPT = 2000  # characters
+_MOST_TOLD = 300
+
+
+class LastWords:
+    """A stream that is another in everything, and remembers what was written last."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._kept = stream, ""
+
+    def write(self, text: str) -> Any:
+        self._kept = (self._kept + text)[-_MOST_KEPT:]
+        return self._stream.write(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def told(self) -> str | None:
+        """The last line that says something; a bar that draws itself anew is one line."""
+        lines = [line.rpartition("\r")[2].strip() for line in self._kept.splitlines()]
+        said = [line for line in lines if line]
+        return said[-1][-_MOST_TOLD:] if said else None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __iter__(self) -> Any:
+        return iter(self._stream)
+
+    def __enter__(self) -> LastWords:
+        self._stream.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.__exit__(*error)
+
+
+def listen() -> LastWords:
+    """To both streams of the script, which are one here: why it ends, many print."""
+    words = LastWords(sys.stderr)
+    stream: Any = words
+    sys.stdout = sys.stderr = stream
+    return words
