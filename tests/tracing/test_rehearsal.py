@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+import oomph
 from tracing import children, rehearsals
 
 MODELS = rehearsals.models()
@@ -134,3 +136,22 @@ def test_a_squared_error_stays_in_a_block_of_full_size(
 def test_what_a_loop_takes_that_keeps_its_outputs_is_told_from_one_that_does_not() -> None:
     for found in children.found_by(children.start("outputs")):
         assert found["told"] == found["kept"] > found["dropped"]
+
+
+def test_a_gpu_without_bf16_units_trains_in_bf16_as_torch_lets_it() -> None:
+    workload = oomph.Workload(
+        model=lambda: torch.nn.Linear(64, 64),
+        batch=lambda n: torch.zeros(n, 64),
+        loss=_in_bf16,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=4,
+    )
+    assert oomph.predict(workload, gpu="t4").fits == "yes"
+    with oomph.emulated_gpu("64MiB", capability=(7, 5)):
+        assert torch.cuda.is_bf16_supported()
+        assert not torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _in_bf16(model: Any, batch: Any) -> Any:
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        return model(batch).float().pow(2).mean()

@@ -221,7 +221,9 @@ def _patch_cuda(torch: Any) -> None:
         "get_device_properties": lambda *_: Properties(),
         "get_device_name": lambda *_: GPU_NAME,
         "get_arch_list": list,
-        "is_bf16_supported": lambda *_, **__: Lie.capability >= (8, 0),
+        "is_bf16_supported": lambda including_emulation=True: (
+            including_emulation or Lie.capability >= (8, 0)
+        ),
         "is_current_stream_capturing": lambda: False,
         "manual_seed": lambda _: None,
         "manual_seed_all": lambda _: None,

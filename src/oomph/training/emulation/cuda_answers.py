@@ -105,7 +105,9 @@ def _about_device(card: Card, capability: tuple[int, int]) -> dict[str, Any]:
         "get_device_properties": lambda *_: Properties(),
         "get_device_name": lambda *_: GPU_NAME,
         "get_arch_list": lambda: [f"sm_{capability[0]}{capability[1]}"],
-        "is_bf16_supported": lambda *_, **__: capability >= (8, 0),
+        "is_bf16_supported": lambda including_emulation=True: (
+            including_emulation or capability >= (8, 0)
+        ),
         "mem_get_info": lambda *_: card.free_and_total_bytes(),
         "device": Nothing,
     }
