@@ -20,12 +20,15 @@ OnMachine = Callable[..., NvmlMachine]
 
 
 def pytest_configure() -> None:
-    """Ctrl-C works in what tests start, also where a shell started this in the background.
+    """Signals work in what tests start, also where this runs in the background or under nohup.
 
-    Such a shell has SIGINT ignored, and children inherit that.
+    Shells have SIGINT and SIGQUIT ignored there, nohup SIGHUP, and children inherit that.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
