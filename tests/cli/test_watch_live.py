@@ -302,6 +302,7 @@ def test_a_gpu_that_is_lost_is_said_and_the_view_goes_on(machine: NvmlMachine) -
         tty.until_text("77%")
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_reloaded_is_said_and_comes_back(machine: NvmlMachine) -> None:
     with terminal(machine) as tty:
         tty.until_text("t time span")

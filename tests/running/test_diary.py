@@ -63,6 +63,7 @@ def test_a_gpu_that_is_used_later_is_the_same_gpu(tmp_path: Path) -> None:
     assert [(g.index, g.is_used) for g in read_run(tmp_path).gpus] == [(0, True), (1, True)]
 
 
+@pytest.mark.slow
 def test_a_run_of_days_stays_small_and_has_no_gap(tmp_path: Path) -> None:
     diary = new_diary(tmp_path)
     num_seconds = 3 * DAY_S  # longer than all but the coarsest files are kept

@@ -281,6 +281,7 @@ def test_a_driver_that_is_reloaded_is_told_and_watched_again(
     assert [gpu.total_bytes for gpu in seen.sampler.gpus()] == [80 * GIB] * 2
 
 
+@pytest.mark.slow
 def test_nvml_that_hangs_for_ten_seconds_keeps_nobody_waiting(
     on_machine: OnMachine, watching: Callable[..., Watching]
 ) -> None:

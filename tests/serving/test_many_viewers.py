@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from nvml.machine import Gpu, NvmlMachine, Proc
 
 from serving.served import Server, frames, serving, until
@@ -55,6 +56,7 @@ class Crowd:
                     self.received[key.data] += data.count(b"event: now")
 
 
+@pytest.mark.slow
 def test_fifty_viewers_do_not_slow_the_sampler(
     tmp_path: Path, start_process: Callable[..., int]
 ) -> None:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +65,18 @@ def test_what_the_kernel_does_not_list_is_nobodys() -> None:
     ends = ("127.0.0.1", 1), ("127.0.0.1", 2)
     assert user_of(*ends) is None
     assert not is_own(*ends)
+
+
+def test_a_socket_that_slipped_through_the_table_once_is_looked_for_again(
+    listening: socket.socket,
+) -> None:
+    looks: list[str] = []
+
+    def read(path: str) -> str:
+        looks.append(path)
+        return "header\n" if len(looks) == 1 else Path(path).read_text(encoding="ascii")
+
+    with socket.create_connection(address(listening.getsockname())) as client:
+        ends = address(client.getsockname()), address(listening.getsockname())
+        assert user_of(*ends, read=read) == os.geteuid()
+    assert len(looks) == 2

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from oomph.serving.stream import Hub, event
 from serving.fakes import no_greeting
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """In a thread of its own: that of the tests may have a loop already, of a browser's driver."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 def test_an_event_is_one_line_of_data_whatever_is_in_it() -> None:
@@ -26,7 +37,7 @@ def test_a_viewer_that_comes_back_gets_the_newest_frame_only() -> None:
         hub.publish(b"last")
         return [first, await anext(frames)]
 
-    assert asyncio.run(watch()) == [b"9", b"last"]
+    assert run(watch()) == [b"9", b"last"]
 
 
 def test_viewers_are_counted_while_they_are_there() -> None:
@@ -40,7 +51,7 @@ def test_viewers_are_counted_while_they_are_there() -> None:
         await viewers[0].aclose()
         return [*counts, hub.num_viewers, hub.is_full]
 
-    assert asyncio.run(watch()) == [0, 2, True, 1, False]
+    assert run(watch()) == [0, 2, True, 1, False]
 
 
 def test_closing_ends_every_viewer_also_one_that_waits() -> None:
@@ -56,4 +67,4 @@ def test_closing_ends_every_viewer_also_one_that_waits() -> None:
         await asyncio.gather(*waiting)
         return hub.num_viewers
 
-    assert asyncio.run(watch()) == 0
+    assert run(watch()) == 0

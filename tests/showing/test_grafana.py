@@ -120,6 +120,7 @@ def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
             running.process.wait()
 
 
+@pytest.mark.slow
 def test_every_query_is_answered_by_a_real_prometheus(prometheus: Prometheus) -> None:
     prometheus.wait_for(f"rate(oomph_gpu_energy_joules_total[8s]) > {0.7 * POWER_W}")
     prometheus.wait_for("rate(oomph_gpu_throttled_seconds_total[8s]) > 0")

@@ -117,6 +117,7 @@ def wait_for_charts(page: Page, colour: str = "s-busy", least: int = 30, count: 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_charts_are_drawn_and_grow_as_seconds_go_by(opened: Open, scheme: str) -> None:
     page = opened(color_scheme=scheme)
@@ -282,6 +283,7 @@ def test_what_does_not_exist_is_told_in_words(browser: Browser, server: Server) 
     page.close()
 
 
+@pytest.mark.slow
 def test_the_page_follows_the_system_into_the_dark(opened: Open) -> None:
     page = opened(color_scheme="light")
     wait_for_charts(page)

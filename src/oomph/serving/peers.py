@@ -11,10 +11,17 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 _ROOT = 0
+# The kernel prints the table page by page, and a socket can slip through where others come and go.
+_LOOKS = 5
 _TABLES = {socket.AF_INET: "/proc/net/tcp", socket.AF_INET6: "/proc/net/tcp6"}
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="ascii")
 
 
 def is_own(client: tuple[str, int], server: tuple[str, int]) -> bool:
@@ -22,18 +29,23 @@ def is_own(client: tuple[str, int], server: tuple[str, int]) -> bool:
     return user_of(client, server) in (os.geteuid(), _ROOT)
 
 
-def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
+def user_of(
+    client: tuple[str, int], server: tuple[str, int], read: Callable[[str], str] = _read
+) -> int | None:
     """The number of the user whose socket is at `client`, connected to `server`."""
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
     wanted = [_as_listed(family, *client), _as_listed(family, *server)]
-    try:
-        lines = Path(_TABLES[family]).read_text(encoding="ascii").splitlines()[1:]
-    except OSError:
-        return None
-    # sl, local address, remote address, state, queues, timer, retransmits, uid: proc_net_tcp.rst
-    found = (line.split() for line in lines)
-    users = [int(words[7]) for words in found if words[1:3] == wanted]
-    return users[0] if len(users) == 1 else None
+    for _ in range(_LOOKS):
+        try:
+            lines = read(_TABLES[family]).splitlines()[1:]
+        except OSError:
+            return None
+        # sl, local and remote address, state, queues, timer, retransmits, uid: proc_net_tcp.rst
+        found = (line.split() for line in lines)
+        users = {int(words[7]) for words in found if words[1:3] == wanted}
+        if users:
+            return users.pop() if len(users) == 1 else None
+    return None
 
 
 def _as_listed(family: socket.AddressFamily, host: str, port: int) -> str:
