@@ -39,11 +39,9 @@ def parse_bytes(text: str) -> int:
     """
     from oomph.errors import UsageError
 
-    written = text.strip().lower()
-    number = written.rstrip("abcdefghijklmnopqrstuvwxyz ")
-    unit = written[len(number) :].strip() or "b"
+    number, unit = _number_and_unit(text)
     try:
-        size = float(number) * _BYTES_PER_UNIT[unit]
+        size = float(number) * _BYTES_PER_UNIT[unit or "b"]
         if not 0 <= size < 2**63:
             raise ValueError(size)
         return int(size)
@@ -53,6 +51,12 @@ def parse_bytes(text: str) -> int:
             because="a size is a number and a unit: B, KiB, MiB, GiB, TiB (or kB, MB, GB, TB)",
             attempt="24GiB",
         ) from error
+
+
+def _number_and_unit(text: str) -> tuple[str, str]:
+    written = text.strip().lower()
+    number = written.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    return number, written[len(number) :].strip()
 
 
 def format_bytes(size_bytes: int) -> str:
@@ -92,10 +96,9 @@ def parse_duration(text: str) -> float:
     """
     from oomph.errors import UsageError
 
-    written = text.strip().lower()
-    number = written.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    number, unit = _number_and_unit(text)
     try:
-        seconds = float(number) * _SECONDS_PER_UNIT[written[len(number) :].strip()]
+        seconds = float(number) * _SECONDS_PER_UNIT[unit]
         if not 0 < seconds < 1e9:
             raise ValueError(seconds)
     except (KeyError, ValueError) as error:

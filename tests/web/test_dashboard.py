@@ -20,6 +20,7 @@ from oomph.records.run import Run
 from oomph.running.diary import Diary, RunStart
 from oomph.showing.plan_page import write_plan_page
 from web import report_sample
+from web.ink import NEARLY
 from web.sample import sample
 
 SCHEMES = ["light", "dark"]
@@ -27,22 +28,8 @@ HOSTILE = "</script><img src=x onerror=hacked()>\"'&amp;"
 RUN = "20261116-050000-ab12"
 
 # How many pixels of each chart are nearly of a colour of the style sheet.
-INK = """(name) => [...document.querySelectorAll(".live-plot, .plot")].map((plot) => {
-  const canvas = plot.querySelector("canvas");
-  const style = getComputedStyle(document.documentElement);
-  const hex = style.getPropertyValue(`--${name}`).trim().slice(1);
-  const [r, g, b] = [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
-  const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  [copy.canvas.width, copy.canvas.height] = [canvas.width, canvas.height];
-  copy.drawImage(canvas, 0, 0);
-  const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
-  let count = 0;
-  for (let at = 0; at < data.length; at += 4) {
-    const far = Math.abs(data[at] - r) + Math.abs(data[at + 1] - g) + Math.abs(data[at + 2] - b);
-    if (data[at + 3] > 200 && far < 24) count++;
-  }
-  return count;
-})"""
+INK = f"""(name) => [...document.querySelectorAll(".live-plot, .plot")].map(
+  (plot) => ({NEARLY})(plot.querySelector("canvas"), name))"""
 Open = Callable[..., Page]
 
 

@@ -10,6 +10,7 @@ from explaining.runs import run_of, spans
 from playwright.sync_api import Page, expect
 
 from web.conftest import OpenReport
+from web.ink import NEARLY
 from web.report_sample import sample
 
 SCHEMES = ["light", "dark"]
@@ -18,21 +19,8 @@ CHARTS = ["Kernel-active time", "Memory in use", "Power", "Time of a step, rank 
 CHARTS += ["CPUs kept busy"]
 
 # Of each chart, how many pixels are nearly of the colour that its line has in the style sheet.
-INK = """(names) => [...document.querySelectorAll(".plot canvas")].map((canvas, i) => {
-  const style = getComputedStyle(document.documentElement);
-  const hex = style.getPropertyValue(`--${names[i]}`).trim().slice(1);
-  const [r, g, b] = [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
-  const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  [copy.canvas.width, copy.canvas.height] = [canvas.width, canvas.height];
-  copy.drawImage(canvas, 0, 0);
-  const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
-  let count = 0;
-  for (let at = 0; at < data.length; at += 4) {
-    const far = Math.abs(data[at] - r) + Math.abs(data[at + 1] - g) + Math.abs(data[at + 2] - b);
-    if (data[at + 3] > 200 && far < 24) count++;
-  }
-  return count;
-})"""
+INK = f"""(names) => [...document.querySelectorAll(".plot canvas")].map(
+  (canvas, i) => ({NEARLY})(canvas, names[i]))"""
 LINES = ["s-busy", "s-memory", "s-power", "s-step", "s-cpu"]
 WHOLE = "document.documentElement.scrollWidth"
 

@@ -141,13 +141,26 @@ function rule(
   text: string,
   below: boolean,
 ): void {
+  drawRule(u, Math.round(u.valToPos(value, "y", true)), { colour, dash, width, text, below });
+}
+
+/** How a level looks; lengths are in CSS pixels. */
+export interface RuleLook {
+  colour: string;
+  dash: number[];
+  width: number;
+  text: string;
+  below: boolean;
+}
+
+/** A level across the chart, with its name at the right end. */
+export function drawRule(u: uPlot, y: number, look: RuleLook): void {
   const { ctx, bbox } = u;
   const px = ratio(u);
-  const y = Math.round(u.valToPos(value, "y", true));
   ctx.save();
-  ctx.strokeStyle = colour;
-  ctx.lineWidth = width * px;
-  ctx.setLineDash(dash.map((length) => length * px));
+  ctx.strokeStyle = look.colour;
+  ctx.lineWidth = look.width * px;
+  ctx.setLineDash(look.dash.map((length) => length * px));
   ctx.beginPath();
   ctx.moveTo(bbox.left, y);
   ctx.lineTo(bbox.left + bbox.width, y);
@@ -155,13 +168,13 @@ function rule(
   ctx.font = `600 ${12 * px}px ${FONT}`;
   ctx.textAlign = "right";
   ctx.textBaseline = "middle";
-  const [right, middle] = [bbox.left + bbox.width - 6 * px, y + (below ? 11 : -10) * px];
-  const wide = ctx.measureText(text).width;
+  const [right, middle] = [bbox.left + bbox.width - 6 * px, y + (look.below ? 11 : -10) * px];
+  const wide = ctx.measureText(look.text).width;
   ctx.globalAlpha = 0.85;
   ctx.fillStyle = colours()("surface");
   ctx.fillRect(right - wide - 4 * px, middle - 8 * px, wide + 8 * px, 16 * px);
   ctx.globalAlpha = 1;
-  ctx.fillStyle = colour;
-  ctx.fillText(text, right, middle);
+  ctx.fillStyle = look.colour;
+  ctx.fillText(look.text, right, middle);
   ctx.restore();
 }

@@ -2,6 +2,7 @@
 
 import type uPlot from "uplot";
 import { colours } from "./dom";
+import { drawRule } from "./overlays";
 import type { Gap, Mark, Phase } from "./report_data";
 
 export const FONT = "system-ui, sans-serif";
@@ -87,32 +88,12 @@ export function drawRules(u: uPlot, rules: Rule[]): void {
     const isNear = heights.some(
       (other, i) => i !== place && y - other >= 0 && y - other < 22 * px && (y !== other || i < place),
     );
-    drawRule(u, rule, Math.round(y), isNear || y - u.bbox.top < 18 * px);
+    drawRule(u, Math.round(y), {
+      colour: colours()(rule.colour),
+      dash: rule.dashed ? [5, 4] : [],
+      width: 1.5,
+      text: rule.text,
+      below: isNear || y - u.bbox.top < 18 * px,
+    });
   });
-}
-
-function drawRule(u: uPlot, rule: Rule, y: number, below: boolean): void {
-  const { ctx, bbox } = u;
-  const px = ratio(u);
-  const colour = colours()(rule.colour);
-  ctx.save();
-  ctx.strokeStyle = colour;
-  ctx.lineWidth = 1.5 * px;
-  ctx.setLineDash(rule.dashed ? [5 * px, 4 * px] : []);
-  ctx.beginPath();
-  ctx.moveTo(bbox.left, y);
-  ctx.lineTo(bbox.left + bbox.width, y);
-  ctx.stroke();
-  ctx.font = `600 ${12 * px}px ${FONT}`;
-  ctx.textAlign = "right";
-  ctx.textBaseline = "middle";
-  const [right, middle] = [bbox.left + bbox.width - 6 * px, y + (below ? 11 : -10) * px];
-  const wide = ctx.measureText(rule.text).width;
-  ctx.globalAlpha = 0.85;
-  ctx.fillStyle = colours()("surface");
-  ctx.fillRect(right - wide - 4 * px, middle - 8 * px, wide + 8 * px, 16 * px);
-  ctx.globalAlpha = 1;
-  ctx.fillStyle = colour;
-  ctx.fillText(rule.text, right, middle);
-  ctx.restore();
 }

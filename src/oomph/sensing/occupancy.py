@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from oomph.records.machine import MemorySource, Process
 from oomph.sensing.nvml import NOT_SUPPORTED, UNREADABLE, Handle, Nvml, Refusal
-from oomph.sensing.ownership import facts_about
+from oomph.sensing.ownership import Facts, facts_about
 from oomph.sensing.problems import Problems
 from oomph.sensing.processes import Listed, running_processes
 
@@ -60,7 +60,7 @@ def read_processes(
     if isinstance(listed, Refusal):
         problems.add("processes", listed)
         return None
-    return tuple(_with_owner(process) for process in listed)
+    return tuple(process_of(process, facts_about(process.pid)) for process in listed)
 
 
 def settle_memory(
@@ -102,8 +102,8 @@ def sum_bytes(processes: tuple[Process, ...] | None) -> int | None:
     return total_bytes
 
 
-def _with_owner(listed: Listed) -> Process:
-    facts = facts_about(listed.pid)
+def process_of(listed: Listed, facts: Facts) -> Process:
+    """What the driver lists and what the system tells of it, as one."""
     return Process(
         pid=listed.pid,
         owner=facts.owner,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from oomph.records.machine import Process
 from oomph.sensing.nvml import Refusal
-from oomph.sensing.occupancy import sum_bytes
+from oomph.sensing.occupancy import process_of, sum_bytes
 from oomph.sensing.ownership import Facts, facts_about
 from oomph.sensing.processes import Listed
 
@@ -46,7 +46,7 @@ class Occupants:
         self._listed = listed
         known = self._facts
         self._facts = {p.pid: known.get(p.pid) or facts_about(p.pid) for p in listed}
-        self.processes = tuple(_process(p, self._facts[p.pid]) for p in listed)
+        self.processes = tuple(process_of(p, self._facts[p.pid]) for p in listed)
         self.run_pids.update(p.pid for p in self.processes if p.owner == "this-run")
         self.shares = self._divide()
 
@@ -71,16 +71,3 @@ class Occupants:
 
 def _is_neighbour(process: Process) -> bool:
     return process.kind == "compute" and process.owner in ("mine", "others")
-
-
-def _process(listed: Listed, facts: Facts) -> Process:
-    return Process(
-        pid=listed.pid,
-        owner=facts.owner,
-        user=facts.user,
-        command=facts.command,
-        used_bytes=listed.used_bytes,
-        started_at=facts.started_at,
-        kind=listed.kind,
-        note=facts.note,
-    )

@@ -31,7 +31,7 @@ from oomph.training.recovery import (
 )
 from oomph.training.rollback import Rollback
 from oomph.training.stepper_batches import Batch, Batches, Split
-from oomph.training.stepper_micro import Micro
+from oomph.training.stepper_micro import Micro, left_out
 from oomph.training.stepper_passes import Passes
 from oomph.training.stepper_result import Result
 from oomph.training.stepper_signals import SignalsHeld
@@ -54,7 +54,7 @@ class Stepper:
     whole: names in the batch that every piece is given whole. split: (batch, sizes) -> pieces.
     last_resorts: what may be switched on when a single example does not fit.
     copies: of weights and states on the host, before the "first" update, "always" or "never".
-    keeps_other_rngs: set Python's and numpy's generators back, too (0.1 ms for each step).
+    keeps_other_rngs: set Python's and numpy's generators back, too, which costs each step.
     agree: on several ranks: this rank's size, 0 for none -> the smallest of all ranks.
     """
 
@@ -216,11 +216,7 @@ class Stepper:
                     return False
                 if not micro.is_done:
                     self._give_up()
-                    raise UsageError(
-                        "a piece of the batch was left out",
-                        because="micro.backward(loss) was not called for it",
-                        attempt="with micro: micro.backward(loss)",
-                    )
+                    raise left_out()
             self._measure(batch)
         return True
 

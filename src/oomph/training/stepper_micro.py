@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from oomph.errors import UsageError
+
 
 class Runs(Protocol):
     """The side of a Stepper that a piece needs."""
@@ -15,6 +17,15 @@ class Runs(Protocol):
     def forward_context(self) -> AbstractContextManager[Any] | None: ...
     def backward(self, loss: Any, share: float) -> None: ...
     def catches(self, error: BaseException) -> bool: ...
+
+
+def left_out() -> UsageError:
+    """A piece whose backward was not run: the gradient would not be that of the batch."""
+    return UsageError(
+        "a piece of the batch was left out",
+        because="micro.backward(loss) was not called for it",
+        attempt="with micro: micro.backward(loss)",
+    )
 
 
 class Micro:

@@ -10,14 +10,11 @@ against 2.6.
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
 from oomph.verbs.harmless import Harmless, harmless
 from oomph.verbs.in_script import Watching as _Run
-
-_LIBRARIES = ("lightning.pytorch", "pytorch_lightning")  # the same, twice
 
 
 class WatchingHooks(Harmless):
@@ -119,17 +116,7 @@ def __getattr__(name: str) -> Any:
         from oomph.training.adapters import lightning
 
         return getattr(lightning, name)
-    loaded = [sys.modules[library] for library in _LIBRARIES if library in sys.modules]
-    bases = [library.Callback for library in loaded or [_installed()]]
-    made = type("Watching", (WatchingHooks, *bases), {"__doc__": WatchingHooks.__doc__})
-    made.__module__ = __name__
-    globals()["Watching"] = made
+    from oomph.training.adapters.lightning_callback import as_callback
+
+    made = globals()["Watching"] = as_callback("Watching", WatchingHooks, __name__)
     return made
-
-
-def _installed() -> Any:
-    import importlib
-    import importlib.util
-
-    found = [name for name in _LIBRARIES if importlib.util.find_spec(name.split(".")[0])]
-    return importlib.import_module(found[0] if found else _LIBRARIES[-1])

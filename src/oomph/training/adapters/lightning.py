@@ -10,13 +10,13 @@ automatic optimization, one process.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from oomph.errors import UsageError
+from oomph.training.adapters.lightning_callback import as_callback
 from oomph.training.adapters.lightning_logs import Logged, joined, log_once, recorded
 from oomph.training.adapters.lightning_metrics import RollbackWithMetrics
 from oomph.training.adapters.limits import check_alone
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from oomph.training.adapters.options import Options
-
-_LIBRARIES = ("lightning.pytorch", "pytorch_lightning")  # the same, twice
 
 
 class GuardHooks:
@@ -166,17 +164,5 @@ def _say(text: str) -> None:
 def __getattr__(name: str) -> Any:
     if name != "Guard":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    loaded = [sys.modules[library] for library in _LIBRARIES if library in sys.modules]
-    bases = [library.Callback for library in loaded or [_installed()]]
-    made = type("Guard", (GuardHooks, *bases), {"__doc__": GuardHooks.__doc__})
-    made.__module__ = __name__
-    globals()["Guard"] = made
+    made = globals()["Guard"] = as_callback("Guard", GuardHooks, __name__)
     return made
-
-
-def _installed() -> Any:
-    import importlib
-    import importlib.util
-
-    found = [name for name in _LIBRARIES if importlib.util.find_spec(name.split(".")[0])]
-    return importlib.import_module(found[0] if found else _LIBRARIES[-1])

@@ -26,6 +26,7 @@ from oomph.training.recovery_sizes import Sizes
 from oomph.training.recovery_tricks import NAMES, LastResorts
 from oomph.training.rollback import Rollback, restore_rngs, rng_states
 from oomph.training.stepper_batches import Split
+from oomph.training.stepper_micro import left_out
 from oomph.training.stepper_options import device_kind
 from oomph.training.stepper_signals import SignalsHeld
 from oomph.training.weights import Weight, weigher, weights_of
@@ -158,17 +159,10 @@ class Window:
                     raise
                 if piece.has_failed:
                     return False
-                self._check_done(piece)
+                if not piece.is_done:
+                    self._give_up()
+                    raise left_out()
         return True
-
-    def _check_done(self, piece: Piece) -> None:
-        if not piece.is_done:
-            self._give_up()
-            raise UsageError(
-                "a piece of the batch was left out",
-                because="micro.backward(loss) was not called for it",
-                attempt="with micro: micro.backward(loss)",
-            )
 
     def _tried_parts(self, opened: Opened) -> list[tuple[Any, int, float]] | None:
         """None if memory ran out: to find out what parts count, the model is run."""
