@@ -5,8 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# Two processes, each with whole files: fixtures of a file are made once.
-BOTH_CORES := --numprocesses 2 --dist loadfile
+# Each process takes whole files, whose fixtures are made once; a third works while others wait.
+THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow check format lint types house docs rest fix accuracy verdicts bench clean \
@@ -40,10 +40,10 @@ demo: $(VENV)/.installed-demo $(PAGES) ## set up, then plan BERT-large for two G
 	@echo 'drawn: build/plan-v100-16gb.html and build/plan-rtx4090.html'
 
 test: $(VENV)/.installed-dev $(PAGES) ## set up, then run the tests
-	$(BIN)/python -m pytest $(BOTH_CORES) -m 'not slow'
+	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m 'not slow'
 
 test-slow: $(VENV)/.installed-dev $(PAGES) ## the suites that take minutes: real training of all kinds
-	$(BIN)/python -m pytest $(BOTH_CORES) -m slow
+	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m slow
 
 check: format lint types house docs test-web rest ## format, lint, types, house, docs and tests: what CI runs
 
@@ -64,7 +64,7 @@ docs: $(VENV)/.installed-dev ## are the docs true?
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
 rest: $(VENV)/.installed-dev $(PAGES)
-	$(BIN)/python -m pytest $(BOTH_CORES) --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
+	$(BIN)/python -m pytest $(THREE_AT_ONCE) --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
 
 web: $(PAGES) ## build the pages (web/) into the package
 

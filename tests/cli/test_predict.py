@@ -207,6 +207,7 @@ def test_what_grows_with_the_square_of_the_batch_is_not_taken_for_a_line(
         assert told["allocated_bytes"] > 2 * 4 * 65536 * micro_batch**2
 
 
+@pytest.mark.slow
 def test_two_traces_and_a_direct_one_agree(train: Path) -> None:
     import oomph
     from oomph.predicting.scaling import affine

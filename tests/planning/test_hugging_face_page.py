@@ -22,6 +22,8 @@ import oomph
 from oomph.records.plan import Plan
 from oomph.units import GIB, MIB
 
+pytestmark = pytest.mark.slow
+
 # As on the page: attention before SDPA, gradients that stay allocated, AdamW tensor by tensor.
 PAGE = """
 import torch, oomph

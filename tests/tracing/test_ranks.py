@@ -8,6 +8,8 @@ import pytest
 
 from tracing import children, fsdp_tracker, real_ranks
 
+pytestmark = pytest.mark.slow
+
 LENIENT = 1e-6  # sums of fp32 in another order
 NUM_BLOCKS = 3
 PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16")

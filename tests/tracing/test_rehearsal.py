@@ -10,6 +10,8 @@ import torch
 import oomph
 from tracing import children, rehearsals
 
+pytestmark = pytest.mark.slow
+
 MODELS = rehearsals.models()
 REHEARSALS = [(name, way) for name, kind in MODELS.items() for way in rehearsals.ways(kind)]
 CUBLAS_WORKSPACE_BYTES = 8_519_680

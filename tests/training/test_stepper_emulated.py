@@ -143,6 +143,7 @@ def test_a_model_that_never_fits_ends_with_its_state_as_it_was() -> None:
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_two_hundred_recoveries_leave_no_memory_behind() -> None:
     with oomph.emulated_gpu("40MiB") as gpu:
         _, step = stepper()
