@@ -57,11 +57,16 @@ def by_stepper(job: Job, *, is_planned: bool = True) -> Outcome:
     every = len(job.order) * job.batch_size
     return Outcome(
         num_ooms=gpu.num_out_of_memory,
-        shares=tuple(size / max(job.largest(length), 1) for length, size in sizes.items()),
+        shares=tuple(_share(size, job.largest(length)) for length, size in sizes.items()),
         keeps_batch=True,
         num_repeated=len(used) - len(set(used)),
         num_lost=every - len(set(used)),
     )
+
+
+def _share(size: int, largest: int) -> float:
+    """No more than all: what began smaller may have left better segments than a fresh start has."""
+    return min(size / max(largest, 1), 1.0)
 
 
 class Restarted:
@@ -93,7 +98,7 @@ def _outcome(job: Job, size: int, tried: Restarted, num_lost: int = 0) -> Outcom
     longest = max(job.order)
     return Outcome(
         num_ooms=tried.num_ooms,
-        shares=(min(size / job.largest(longest), 1.0),),
+        shares=(_share(size, job.largest(longest)),),
         keeps_batch=size == job.batch_size,
         num_repeated=tried.num_repeated,
         num_lost=num_lost,
