@@ -19,6 +19,7 @@ from oomph.verbs import kept_rehearsals
 from oomph.verbs.rehearsals import Rehearsed
 
 HOW = Variant(micro_batch=2, accumulation=2)
+HALF = Variant(micro_batch=2, accumulation=2, precision="fp16")
 CAPABILITY = (8, 0)
 
 
@@ -42,6 +43,7 @@ def rehearsed(*files: Path) -> Rehearsed:
         families={family_of(HOW): found},
         steps={step_of(HOW): found},
         not_affine={family_of(Variant(micro_batch=1))},
+        failed={family_of(HALF): "it knows no fp16", step_of(HALF): "nor does its optimizer"},
         exact={HOW: found},
         replays={"one": 1 << 40},
         weighed={

@@ -192,3 +192,43 @@ def test_one_gpu_is_recommended_where_it_will_do_and_the_faster_ones_are_shown(
     fastest = min(plans, key=lambda plan: plan.relative_time or 0.0)
     assert fastest.gpus == 4
     assert fastest.relative_time == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "what", "why"),
+    [
+        (
+            "torch.optim.AdamW(parameters)",
+            "torch.optim.RMSprop(parameters)",
+            "fused-optimizer",
+            "RMSprop has no fused implementation",
+        ),
+        (
+            "return x + self.down(torch.relu(self.up(x)))",
+            "assert not torch.is_autocast_enabled('cuda'), 'fp32 only'; return x + self.up(x)",
+            "fp16",
+            "fp32 only",
+        ),
+    ],
+    ids=["an optimizer without it", "a model that refuses it"],
+)
+def test_what_a_model_does_not_bear_is_left_out_and_the_rest_is_planned(
+    before: str,
+    after: str,
+    what: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workload = file_with(PLAIN, tmp_path)
+    path = tmp_path / "train.py"
+    text = path.read_text().replace(
+        "1024), torch.nn.Linear(1024, 256)", "256), torch.nn.Identity()"
+    )
+    path.write_text(text.replace(before, after))
+    plans = oomph.plan(workload, gpu=GPU, gpu_memory="1GiB")
+    assert plans.best is not None
+    assert why in whys(plans)[what]
+    assert not any(what in {trick.name for trick in plan.tricks} for plan in plans)
+    monkeypatch.setattr("oomph.tracing.many.with_rehearser", None)  # and it is known from now on
+    assert whys(oomph.plan(workload, gpu=GPU, gpu_memory="1GiB")) == whys(plans)

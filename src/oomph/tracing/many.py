@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from oomph.errors import OomphError
 from oomph.records.trace import Trace
 from oomph.records.workload import Variant, Workload
-from oomph.tracing.child import in_a_child
+from oomph.tracing.child import explained, in_a_child
 from oomph.tracing.traces import MOST_MICRO_STEPS, loaded, users_files
 
 if TYPE_CHECKING:
@@ -59,19 +60,27 @@ class Rehearser:
         return inspect(model, optimizer)
 
     def trace(self, variant: Variant, *, is_step_alone: bool = False) -> Trace:
-        """Two training steps, with at most two micro-steps each: more are like the second."""
+        """Two training steps, with at most two micro-steps each: more are like the second.
+
+        Raises UserCodeError for whatever the workload raises.
+        """
         from oomph.tracing.rehearse import rehearse
 
         if self._first is not None and self._first[0] == variant and not is_step_alone:
             return self._first[1]
         steps = min(variant.accumulation, MOST_MICRO_STEPS)
-        trace = rehearse(
-            self.workload,
-            replace(variant, accumulation=steps),
-            self._capability,
-            self._apply,
-            is_step_alone=is_step_alone,
-        )
+        try:
+            trace = rehearse(
+                self.workload,
+                replace(variant, accumulation=steps),
+                self._capability,
+                self._apply,
+                is_step_alone=is_step_alone,
+            )
+        except OomphError:
+            raise
+        except Exception as error:  # whoever asks may go on without this variant
+            raise explained(error) from error
         trace = replace(trace, doubt=self._doubt)
         self._first = self._first or (variant, trace)
         return trace

@@ -55,6 +55,9 @@ def keep(place: tuple[Path, str], capability: tuple[int, int], rehearsed: Rehear
         "hashes": hashes(files),
         "possible": to_jsonable(rehearsed.possible),
         "not_affine": [list(family) for family in sorted(rehearsed.not_affine)],
+        "failed": [
+            [type(part).__name__, list(part), why] for part, why in rehearsed.failed.items()
+        ],
         **{name: to_jsonable(getattr(rehearsed, name)) for name in _PLAIN},
     }
     path = _path(place, capability)
@@ -133,6 +136,9 @@ def _rehearsed(footprints: dict[str, Any], facts: dict[str, Any]) -> Rehearsed:
         steps={Step(*json.loads(k)): v for k, v in found["step"].items()},
         exact={Variant(**json.loads(k)): v for k, v in found["exact"].items()},
         not_affine={Family(*each) for each in facts["not_affine"]},
+        failed={
+            {"Family": Family, "Step": Step}[of](*part): why for of, part, why in facts["failed"]
+        },
         **{name: facts[name] for name in _PLAIN if name not in ("notes", "costs")},
         notes=tuple(facts["notes"]),
         costs=[(saved, seconds) for saved, seconds in facts["costs"]],

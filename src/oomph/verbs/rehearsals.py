@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Time against memory is what decides which block to recompute, not the GPU: of a block's ops the
 # share that is arithmetic and the share that is traffic, at the rates of an A100.
 _FLOPS, _BANDWIDTH = 250e12, 1.6e12
+AS_IT_IS = "as it is"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class Rehearsed:
     replays: dict[str, int] = field(default_factory=dict)
     weighed: dict[str, Weighed] = field(default_factory=dict)  # predictions, the card aside
     doubt: str | None = None  # about rehearsals on this torch
-    failed: dict[Family | Step, str] = field(default_factory=dict)  # what a script does not bear
+    failed: dict[Family | Step, str] = field(default_factory=dict)  # what it does not bear, and why
     given: Variant | None = None  # how a script trains by itself
     refused: Mapping[str, str] = field(
         default_factory=dict
@@ -144,7 +145,7 @@ def complete(
     for family, variant in families.items():
         number += 1
         say(f"rehearsing {number} of {of}: {in_words(variant)}")
-        with _what_fails(rehearsed, family):
+        with _what_fails(rehearsed, family, variant):
             found = family_like(family, rehearsed.families) or _footprint(rehearser, variant)
             if found is None:
                 rehearsed.not_affine.add(family)
@@ -154,7 +155,7 @@ def complete(
     for step, variant in steps.items():
         number += 1
         say(f"rehearsing {number} of {of}: {in_words(variant)}")
-        with _what_fails(rehearsed, step):
+        with _what_fails(rehearsed, step, variant):
             known = step_like(step, rehearsed.steps)
             rehearsed.steps[step] = known or _step(rehearser, variant)
         _forget_what_torch_holds()
@@ -169,12 +170,21 @@ class CannotBePutOn(Exception):
 
 
 @contextlib.contextmanager
-def _what_fails(rehearsed: Rehearsed, part: Family | Step) -> Iterator[None]:
-    """What a script does not bear is noted, and the rest is planned with."""
+def _what_fails(rehearsed: Rehearsed, part: Family | Step, variant: Variant) -> Iterator[None]:
+    """What a model or a script does not bear is noted, and the rest is planned with.
+
+    As it is, it has to train: an error then is the user's to know.
+    """
+    from oomph.errors import OomphError
+
     try:
         yield
     except CannotBePutOn as error:
         rehearsed.failed[part] = str(error)
+    except OomphError as error:
+        if in_words(variant) == AS_IT_IS:
+            raise
+        rehearsed.failed[part] = error.what + (f" ({error.because})" if error.because else "")
 
 
 def _step(rehearser: Rehearser, variant: Variant) -> Footprint:
@@ -252,7 +262,7 @@ def in_words(variant: Variant) -> str:
         names = [
             n if n != "checkpointing" else f"checkpointing {variant.checkpointing}" for n in names
         ]
-    return ", ".join(names) or "as it is"
+    return ", ".join(names) or AS_IT_IS
 
 
 def _footprint(rehearser: Rehearser, variant: Variant) -> Footprint | None:
