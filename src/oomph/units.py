@@ -88,6 +88,17 @@ def format_ratio(ratio: float) -> str:
     return f"{ratio:.0%}"
 
 
+def format_rate(per_s: float) -> str:
+    """Three significant figures, and never an exponent.
+
+    >>> format_rate(40.512), format_rate(1203.7), format_rate(366_541.0)
+    ('40.5', '1,200', '367,000')
+    """
+    if per_s < 1000:
+        return f"{per_s:.3g}"
+    return f"{float(f'{per_s:.3g}'):,.0f}"
+
+
 def parse_duration(text: str) -> float:
     """Read a time as a person writes it, in seconds.
 

@@ -242,3 +242,15 @@ def test_a_name_that_is_no_trick_is_refused_with_those_that_are() -> None:
         check_names(["lora", "magic"], "--allow")
     assert "qlora" in str(raised.value)
     assert check_names(["lora", "sgd"], "--allow") == {"lora", "sgd"}
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "lever"),
+    [("torch.optim.sgd.SGD", "sgd"), ("torch.optim._adafactor.Adafactor", "adafactor")],
+)
+def test_an_optimizer_is_not_exchanged_for_itself(optimizer_class: str, lever: str) -> None:
+    of = replace(BERT, optimizer_class=optimizer_class)
+    question = plain(possible=of, allow=frozenset({"sgd", "adafactor"}))
+    found = choices_for(question, ("blocks",))
+    assert lever not in found.optimizers
+    assert {one.what: one.why for one in found.rejected}[lever] == "the optimizer is that already"

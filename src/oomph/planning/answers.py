@@ -14,7 +14,7 @@ from oomph.planning.tricks import levers_beyond
 from oomph.records.plan import Plan, Preference, Shortfall, Trick
 from oomph.records.prediction import Prediction
 from oomph.records.workload import Variant
-from oomph.units import format_bytes, format_ratio
+from oomph.units import format_bytes, format_rate, format_ratio
 
 Seconds = Callable[[Variant], float | None]
 
@@ -203,7 +203,7 @@ def _of_loading(best: Plan) -> str | None:
     if rate is None:
         return None
     return (
-        f"the loader must keep up with about {rate:.3g} samples a second:"
+        f"the loader must keep up with about {format_rate(rate)} samples a second:"
         " DataLoader(num_workers=4, pin_memory=True, persistent_workers=True)"
     )
 

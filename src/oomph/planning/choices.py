@@ -247,13 +247,14 @@ class _Chooser:
         kind = name.rpartition(".")[2]
         other = None if name.startswith(_OF_TORCH) else f"{kind} is not one of torch's"
         no_adam = None if kind in _ADAMS else f"made for Adam, and this is {kind}"
+        already = {kind: "the optimizer is that already"} if other is None else {}
         found = ["as-is"]
         for lever, value, unless in (
             ("fused-optimizer", "fused", other),
             ("for-loop-optimizer", "for-loop", other),
             ("8-bit-optimizer", "8-bit", no_adam),
-            ("adafactor", "adafactor", None),
-            ("sgd", "sgd", None),
+            ("adafactor", "adafactor", already.get("Adafactor")),
+            ("sgd", "sgd", already.get("SGD")),
         ):
             if self.may(lever, unless=unless):
                 found.append(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from oomph.records.report import Change, Comparison
 from oomph.showing.columns import Column, fitting, lines
 from oomph.showing.terminal import new_console, print_line, print_prose, text_of
-from oomph.units import format_bytes, format_duration, format_ratio
+from oomph.units import format_bytes, format_duration, format_rate, format_ratio
 
 _WORDS = {True: "better", False: "worse", None: ""}
 _STYLES = {True: "green", False: "red", None: ""}
@@ -48,7 +48,7 @@ def _value(change: Change, value: float | None) -> str:
         "s": lambda: format_duration(value) if value >= 60 else f"{value:.3g} s",
         "ratio": lambda: format_ratio(value),
         "w": lambda: f"{value:.0f} W",
-        "per-s": lambda: f"{value:.3g}",
+        "per-s": lambda: format_rate(value),
         "cores": lambda: f"{value:.1f}",
         "steps": lambda: f"{value:.0f}",
     }[change.unit]()

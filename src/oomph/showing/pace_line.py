@@ -7,7 +7,7 @@ import sys
 from oomph.records.pace import Pace
 from oomph.showing.line import in_short
 from oomph.showing.safe import printable
-from oomph.units import format_bytes, format_ratio
+from oomph.units import format_bytes, format_rate, format_ratio
 
 
 def print_pace(name: str, pace: Pace) -> None:
@@ -29,7 +29,7 @@ def _steps(pace: Pace) -> str:
     plural = "s" * (pace.num_steps != 1)
     told = [f"{pace.num_steps} step{plural} of {_duration(pace.step_s)}"]
     if pace.samples_per_s is not None:
-        told.append(f"{pace.samples_per_s:.3g} samples/s")
+        told.append(f"{format_rate(pace.samples_per_s)} samples/s")
     wait = pace.data_wait_ratio
     told.append("data wait unknown" if wait is None else f"{format_ratio(wait)} waiting for data")
     return ", ".join(told)

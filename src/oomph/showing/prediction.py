@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from oomph.records.prediction import Prediction
 from oomph.records.workload import Variant
 from oomph.showing.terminal import draws_blocks, new_console, print_line, print_prose, text_of
-from oomph.units import format_bytes, format_ratio
+from oomph.units import format_bytes, format_rate, format_ratio
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -135,7 +135,7 @@ def _time(prediction: Prediction) -> str:
     low, high = prediction.step_low_s, prediction.step_high_s
     bounds = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
     rate = prediction.samples_per_s
-    samples = "" if rate is None else f", {rate:.3g} samples a second"
+    samples = "" if rate is None else f", {format_rate(rate)} samples a second"
     worth = _WORTH[prediction.step_from or "datasheet"]
     return f"time: about {prediction.step_s:.3g} s a step{bounds}{samples}; {worth}"
 

@@ -6,7 +6,7 @@ import shlex
 import time
 
 from oomph.records.report import Finding, GpuFigures, HostFigures, Report, Spread, StepFigures
-from oomph.units import format_bytes, format_duration, format_ratio
+from oomph.units import format_bytes, format_duration, format_rate, format_ratio
 
 SOURCES = {"torch": "torch, exact", "accounting": "driver, exact", "polled": "polled"}
 
@@ -125,7 +125,7 @@ def steps(one: StepFigures) -> str:
         f"{one.num_steps} steps of {_short(one.step_s)} (longest {_short(one.longest_step_s)})"
     ]
     if one.samples_per_s is not None:
-        parts.append(f"{one.samples_per_s:.3g} samples a second")
+        parts.append(f"{format_rate(one.samples_per_s)} samples a second")
     if one.data_wait_ratio is not None:
         parts.append(f"waits for data {format_ratio(one.data_wait_ratio)} of the time")
     return ", ".join(parts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ def make_batch(batch: Any, num_examples: int, dtype: Any = None) -> Any:
     if not sizes:
         raise UsageError(
             "the workload's batch has no tensors",
-            because=f"batch({num_examples}) returned {made!r:.80}",
+            because=f"batch({num_examples}) returned {' '.join(repr(made).split()):.80}",
             attempt='batch=lambda n: {"x": torch.zeros(n, 3, 224, 224), "y": ...}',
         )
     if num_examples not in sizes:
@@ -54,13 +56,35 @@ def _resized(tensor: Any, num_examples: int) -> Any:
 
 
 def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """A tree of dicts, lists and tuples with its tensors changed; what is none is passed on."""
+    """A tree of any kind with its tensors changed; what has none is passed on."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if isinstance(tree, Mapping):
-        return {key: _mapped(value, change) for key, value in tree.items()}
+        return _like(tree, {key: _mapped(value, change) for key, value in tree.items()})
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(_mapped(value, change) for value in tree))
     if isinstance(tree, list | tuple):
         return type(tree)(_mapped(value, change) for value in tree)
-    return tree
+    return tree if isinstance(tree, type) or callable(tree) else _object_like(tree, change)
+
+
+def _like(tree: Mapping[Any, Any], content: dict[Any, Any]) -> Any:
+    """The same kind of mapping: batches of transformers are asked for their attributes, too."""
+    if type(tree) is dict or not isinstance(tree, MutableMapping):
+        return content
+    made = copy.copy(tree)
+    made.update(content)
+    return made
+
+
+def _object_like(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """A dataclass, or another object whose attributes are tensors; a number is passed on."""
+    is_record = dataclasses.is_dataclass(tree)
+    names = [field.name for field in dataclasses.fields(tree)] if is_record else []
+    attributes = {name: getattr(tree, name) for name in names} or getattr(tree, "__dict__", {})
+    if not attributes:
+        return tree
+    made = copy.copy(tree)
+    for name, value in attributes.items():
+        object.__setattr__(made, name, _mapped(value, change))  # a frozen one takes no other way
+    return made
