@@ -21,7 +21,7 @@ from oomph.records.contradictions import contradiction_in
 from oomph.records.sharding import casts_parameters, divides_parameters
 from oomph.records.trace import Phase, Trace
 from oomph.records.workload import How, Variant, Workload
-from oomph.tracing import autocast, cuda_branches, pretend, ranks, streams
+from oomph.tracing import autocast, compiled, cuda_branches, pretend, ranks, streams
 from oomph.tracing.batches import make_batch
 from oomph.tracing.buckets import Buckets
 from oomph.tracing.building import build, materialise, without_memory
@@ -51,6 +51,7 @@ def prepare(capability: tuple[int, int]) -> None:
         autocast.install()
         cuda_branches.install()
         pretend.install(capability)
+    compiled.pass_over(lambda _: None)
     gc.collect()
     gc.freeze()  # what was imported stays: collecting before a rehearsal need not look at it
 
@@ -73,6 +74,7 @@ def rehearse(
     gc.collect()
     gc.disable()  # on a GPU, too, frees follow reference counts; cycles would die at random times
     recorder = Recorder(capability)
+    compiled.pass_over(recorder.notes.add)
     streams.Now.begin(partial(ranks.note_wait, recorder))
     divides = divides_parameters(variant)
     world = ranks.one_of(variant.num_gpus, recorder) if divides else contextlib.nullcontext()
@@ -108,6 +110,7 @@ class _Rehearsal:
         pure = torch.bfloat16 if variant.precision == "pure-bf16" else None
         recorder.computes = False
         self.model = build(self.workload.model)
+        compiled.note_if_compiled(self.model, recorder.notes.add)
         with without_memory():
             self.model = self.apply.put_on_built(self.model, variant)
         materialise(self.model, pure)

@@ -55,7 +55,10 @@ def told(
         plans=plans,
         rejected=(*searched.choices.rejected, *_not_compared(figures, searched)),
         shortfall=None if plans else _shortfall(figures, searched.found),
-        caveats=answers.caveats(plans[0] if plans else None, facts, figures.seconds),
+        caveats=(
+            *answers.caveats(plans[0] if plans else None, facts, figures.seconds),
+            *figures.rehearsed.notes,
+        ),
         largest_micro_batch=_largest_as_is(figures),
         num_candidates=searched.found.num_candidates,
     )

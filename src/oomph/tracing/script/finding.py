@@ -67,7 +67,7 @@ class Observed:
         module.CheckpointFunction = Noted
 
     def seen(self, loop: Loop, loader: Loader | None, invented: tuple[Invented, ...]) -> Seen:
-        from oomph.tracing.script.refusals import COMPILE
+        from oomph.tracing.compiled import COMPILE
 
         models = _outermost(list(loop.roots.values()))
         parameters = {

@@ -12,9 +12,9 @@ import torch
 from torch import distributed, multiprocessing
 
 from oomph.errors import UserCodeError
+from oomph.tracing.compiled import pass_over
 from oomph.tracing.script.users_line import in_words, users_line
 
-COMPILE = "torch.compile: rehearsed without it; a compiled model takes other memory, mostly less"
 JIT = "torch.jit: rehearsed without it; what it fuses takes other memory, mostly less"
 FAST_PATH = "nn.TransformerEncoder: evaluated in its parts, which takes more than its fast path"
 ONE_PROCESS = "torch.distributed: rehearsed as one process, without the buckets of its gradients"
@@ -31,7 +31,7 @@ def refused(what: str, because: str, attempt: str) -> UserCodeError:
 
 def install(approximate: Approximate, fail: Fail) -> None:
     """Patch torch.compile, launchers of processes, and compilers of kernels."""
-    _patch_compile(approximate)
+    pass_over(approximate)
     _patch_jit(approximate)
     _patch_inference()
     _patch_fast_path(approximate)
@@ -44,18 +44,6 @@ def install(approximate: Approximate, fail: Fail) -> None:
     _patch_parallel()
     _patch_extensions(fail)
     _patch_graphs(fail)
-
-
-def _patch_compile(approximate: Approximate) -> None:
-    def compiled(model: Any = None, *_: Any, **kwargs: Any) -> Any:
-        approximate(COMPILE)
-        if model is None:
-            return lambda function: compiled(function, **kwargs)
-        return model
-
-    module: Any = torch.nn.Module
-    vars(torch)["compile"] = compiled
-    module.compile = lambda *_, **__: approximate(COMPILE)
 
 
 def _patch_jit(approximate: Approximate) -> None:

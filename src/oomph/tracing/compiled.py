@@ -1,0 +1,34 @@
+"""torch.compile -> the same, not compiled: what its kernels would keep is unknown.
+
+Models and functions that were compiled before run as they were written, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+COMPILE = "torch.compile: rehearsed without it; a compiled model takes other memory, mostly less"
+
+
+def pass_over(note: Callable[[str], None]) -> None:
+    """Patch torch.compile in this process; `note` is told when it is used."""
+
+    def compiled(model: Any = None, *_: Any, **kwargs: Any) -> Any:
+        note(COMPILE)
+        if model is None:
+            return lambda function: compiled(function, **kwargs)
+        return model
+
+    module: Any = torch.nn.Module
+    vars(torch)["compile"] = compiled
+    module.compile = lambda *_, **__: note(COMPILE)
+    torch.compiler.set_stance("force_eager")
+
+
+def note_if_compiled(model: Any, note: Callable[[str], None]) -> None:
+    """A model that was compiled where nothing was patched yet."""
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        note(COMPILE)
