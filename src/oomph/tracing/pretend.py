@@ -165,22 +165,34 @@ def _patch_moves(torch: Any) -> None:
         wanted = kwargs.get("device") or (args[0] if args else None)
         if is_pretended(tensor) and str(wanted) == "cpu":
             return _brought_to_cpu(torch, tensor, args[1:], kwargs)
-        return original_to(tensor, *args, **kwargs)
+        return _remembered(original_to(tensor, *args, **kwargs), tensor)
 
     def cpu(tensor: Any, *_: Any, **__: Any) -> Any:
         return _brought_to_cpu(torch, tensor, (), {}) if is_pretended(tensor) else tensor
 
+    original_tolist = torch.Tensor.tolist
+    torch.Tensor.tolist = lambda tensor: original_tolist(cpu(tensor))
     torch.Tensor.to = to
-    torch.Tensor.cuda = lambda tensor, *_, **__: original_to(tensor, torch.device("meta"))
+    torch.Tensor.cuda = lambda tensor, *_, **__: to(tensor, "cuda")
     torch.Tensor.cpu = cpu
     torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor
     torch.Tensor.is_pinned = lambda *_, **__: False
     torch.Tensor.record_stream = lambda *_, **__: None
 
 
+def _remembered(moved: Any, tensor: Any) -> Any:
+    """Whole numbers on their way to the GPU: lengths, say, that come back to pack sequences."""
+    if is_pretended(moved) and not is_pretended(tensor) and not tensor.is_floating_point():
+        moved._true_values = tensor
+    return moved
+
+
 def _brought_to_cpu(torch: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
-    """A real tensor of that shape. Its contents are nobody's: zeros."""
+    """A real tensor of that shape. Where its contents are nobody's, they are zeros."""
     dtype = kwargs.get("dtype") or next((a for a in args if isinstance(a, torch.dtype)), None)
+    known = getattr(tensor, "_true_values", None)
+    if known is not None:
+        return known.to(dtype or tensor.dtype, copy=True)
     return torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
 
 
