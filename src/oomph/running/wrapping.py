@@ -44,7 +44,7 @@ _FROM_A_PROGRAM = 0  # si_code: kill is 0, sigqueue and tgkill are below; the ke
 # A stop that a shell must see. SIGSTOP is sent to the command alone, and so is its SIGCONT: had
 # we stopped with it, nobody would wake us.
 _BY_THE_TERMINAL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
-_TICK_S = 0.2
+_TICK_S = 1.0  # signals, and the end, wake it up; what it looks for by itself takes seconds
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as shells, env and timeout have it
 
 
