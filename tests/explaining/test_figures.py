@@ -56,6 +56,38 @@ def test_a_gap_has_two_seconds_and_no_hole_of_more_than_one() -> None:
     assert gaps_of((40.0, 41.5), (42.55, 44.0)) == []
 
 
+def test_the_time_in_which_the_command_was_halted_is_not_called_idle() -> None:
+    halted = (event(60, "halted", "SIGTSTP"), event(160, "resumed", "SIGCONT"))
+    run = run_of(spans((60, 0.8), (100, 0.0), (40, 0.8)), events=halted)
+    busy = gpu_figures(run, 0).busy
+    assert busy
+    assert busy.whole.mean == pytest.approx(0.8)
+    assert (busy.gaps, busy.num_gaps) == ((), 0)
+    report = diagnose(run)
+    assert report.halted_s == 100.0
+    assert "phases" not in [finding.kind for finding in report.findings]
+    assert "stood still" not in " ".join(finding.sentence for finding in report.findings)
+
+
+def test_one_long_span_over_a_halt_counts_as_little_as_many_short_ones() -> None:
+    """The watcher stands still as well, after Ctrl-Z: its first span afterwards covers it all."""
+    halted = (event(60.2, "halted", "SIGTSTP"), event(159.9, "resumed", "SIGCONT"))
+    long = span(60, 0.01, ended_s=161.0)
+    run = run_of([*spans((60, 0.8)), long, span(161, 0.8), span(162, 0.8)], events=halted)
+    busy = gpu_figures(run, 0).busy
+    assert busy
+    assert busy.whole.mean == pytest.approx(0.8)
+
+
+def test_of_thousands_of_gaps_the_longest_are_listed_and_all_are_counted() -> None:
+    pauses = [stretch for n in range(1000) for stretch in ((3, 0.9), (2 + n // 900, 0.0))]
+    busy = gpu_figures(run_of(spans(*pauses, (3, 0.9))), 0).busy
+    assert busy
+    assert len(busy.gaps) == 200
+    assert sum(gap.lasted_s for gap in busy.gaps) == 100 * 3 + 100 * 2
+    assert (busy.num_gaps, busy.gaps_s) == (1000, 900 * 2 + 100 * 3)
+
+
 def test_gaps_half_a_minute_apart_are_rare() -> None:
     three = [Gap(began_s=t, ended_s=t + 3, phase=None) for t in (0.0, 30.0, 60.0)]
     assert are_rare(three, 90.0)

@@ -118,7 +118,9 @@ class BusyFigures:
     num_samples: int  # at least so many lie behind it
     pausing_ratio: float | None  # share of the working time in spans that hold a pause
     start_up_s: float  # until the first kernels
-    gaps: tuple[Gap, ...]  # those after start-up
+    gaps: tuple[Gap, ...]  # those after start-up, by time; of very many, the longest
+    num_gaps: int  # in all
+    gaps_s: float  # in all
     gaps_are_rare: bool  # phases of the run, and not the way it trains
     coarsest_s: float  # the longest span: shorter gaps can be hidden in it
 
@@ -200,6 +202,7 @@ class Report:
     user: str | None
     started_at: float  # seconds since the epoch
     lasted_s: float
+    halted_s: float  # of it the command stood still, as by Ctrl-Z: GPU figures lack that time
     exit_code: int | None
     signal: str | None
     has_ended: bool
