@@ -8,10 +8,12 @@ one block on one multiprocessor counts like a full GPU.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
 from oomph.records.run import BusySource, EventKind, PeakSource
+from oomph.units import format_duration
 
 Confidence = Literal[
     "measured",  # by a source that can see it
@@ -192,7 +194,7 @@ class Mark:
     gpu: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report:
     """A run, concluded. `findings` has out of memory or not first, then by weight."""
 
@@ -213,6 +215,18 @@ class Report:
     phases: tuple[Phase, ...]
     marks: tuple[Mark, ...]
     num_marks: int  # in all: `marks` are the first of them
+
+    def __repr__(self) -> str:
+        """What was found, and not the thousand figures that it rests on."""
+        told = [f"  {found.sentence} [{found.confidence}]" for found in self.findings]
+        lasted = format_duration(self.lasted_s)
+        head = f"<Report of {self.run}: {shlex.join(self.command)!r}, {lasted}, {self._end()}"
+        return "\n".join([head, *told]) + ">"
+
+    def _end(self) -> str:
+        if not self.has_ended:
+            return "not seen to end"
+        return f"ended by {self.signal}" if self.signal else f"exit {self.exit_code}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
