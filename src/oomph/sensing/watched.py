@@ -55,6 +55,7 @@ class Watch:
         self._gpm = gpm
         self.handle = looks.handle
         self.is_slice = identity.shown.slice is not None
+        self._is_cut = bool(identity.shown.gpu.slices) and not self.is_slice
         self.occupants = Occupants()
         self._graphics: tuple[Listed, ...] = ()
         self._problem: str | None = None
@@ -175,6 +176,8 @@ class Watch:
         self._graphics = () if isinstance(listed, Refusal) else listed
 
     def _list_processes(self) -> None:
+        if self._is_cut:
+            return
         compute = list_kind(self._looks.nvml, self._looks.handle, "compute", self.total_bytes)
         if isinstance(compute, Refusal):
             self.occupants.update(compute)
