@@ -108,8 +108,9 @@ def test_a_gpu_that_is_cut_into_slices_keeps_its_own_memory_in_later_looks(
     (later,) = until(looks, lambda look: bool(look.machine.gpus[0].used_bytes)).machine.gpus
     assert later.mig_enabled
     assert (later.used_bytes, later.total_bytes) == (whole.used_bytes, 40 * GIB)
-    assert later.processes is None  # its slices have them
+    assert [process.pid for process in later.processes or ()] == [os.getpid()]
     assert [len(part.processes or ()) for part in later.slices] == [1, 0]
+    assert [part.index for part in later.slices] == [0, 1]
 
 
 def test_what_cuda_shows_is_told_by_uuid_in_its_order(

@@ -26,7 +26,7 @@ from oomph.records.run import Event, EventKind, GpuSpan, Peak, WatchedGpu
 from oomph.sensing import nvml as session
 from oomph.sensing.accounting import accounted_peaks
 from oomph.sensing.gpm import dcgm_runs, open_gpm
-from oomph.sensing.gpus import NOTHING_READ
+from oomph.sensing.gpus import NOTHING_READ, on_all
 from oomph.sensing.looks import Looks
 from oomph.sensing.mapping import identify_gpus, open_shown, visible_gpus
 from oomph.sensing.nvml import Nvml, Refusal, with_nvml
@@ -369,7 +369,9 @@ def _as_devices(gpus: Sequence[_Gpu]) -> tuple[Device, ...]:
             name=gpu.identity.shown.gpu.name,
         )
         found[index] = replace(whole, mig_enabled=True, slices=(*whole.slices, device))
-    return tuple(found.values())
+    return tuple(
+        replace(one, processes=on_all(one.slices)) if one.slices else one for one in found.values()
+    )
 
 
 def _device(gpu: _Gpu) -> Device:
@@ -377,7 +379,7 @@ def _device(gpu: _Gpu) -> Device:
         return gpu.watch.device()
     return replace(
         NOTHING_READ,
-        index=gpu.identity.index,
+        index=gpu.identity.own_index,
         uuid=gpu.watched.uuid,
         name=gpu.watched.name,
         total_bytes=gpu.watched.total_bytes,

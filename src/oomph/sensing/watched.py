@@ -42,6 +42,11 @@ class Identity:
     def index(self) -> int:
         return self.shown.gpu.index
 
+    @property
+    def own_index(self) -> int:
+        """Of a slice, its number among those of its GPU, as a Device has it."""
+        return self.index if self.shown.slice is None else self.shown.slice.slot
+
 
 class Watch:
     """One GPU that answers. A GPU that comes back gets a new one."""
@@ -237,7 +242,7 @@ class Watch:
         """The same as `oomph gpus` shows it, of the last span."""
         span, settled = self.last, self._settled
         return Device(
-            index=self.identity.index,
+            index=self.identity.own_index,
             uuid=self.identity.shown.uuid,
             name=self.name,
             total_bytes=self.total_bytes,
