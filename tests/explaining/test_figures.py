@@ -10,6 +10,7 @@ from oomph.explaining.figures import gpu_figures, phases_of, step_figures
 from oomph.explaining.gaps import are_rare
 from oomph.explaining.weighing import spread
 from oomph.records.report import Gap
+from oomph.records.run import StepSpan
 from oomph.units import GIB
 
 
@@ -77,6 +78,28 @@ def test_one_long_span_over_a_halt_counts_as_little_as_many_short_ones() -> None
     busy = gpu_figures(run, 0).busy
     assert busy
     assert busy.whole.mean == pytest.approx(0.8)
+
+
+def test_a_step_that_was_halted_is_as_long_as_it_worked() -> None:
+    halts = (event(10, "halted"), event(14, "resumed"), event(30, "halted"), event(60, "resumed"))
+    within, between = (
+        StepSpan(
+            rank=0,
+            began_s=began_s,
+            ended_s=ended_s,
+            num_steps=10,
+            num_samples=80,
+            step_s=step_s,
+            longest_step_s=longest_s,
+            data_wait_s=0.0,
+        )
+        for began_s, ended_s, step_s, longest_s in ((9, 18, 0.9, 4.5), (29, 64, 0.5, 0.6))
+    )
+    run = run_of(spans((64, 0.8)), step_spans=[within, between], events=halts)
+    (figures,) = step_figures(run)
+    assert figures.step_s == pytest.approx(0.5)
+    assert figures.longest_step_s == pytest.approx(0.6)
+    assert figures.samples_per_s == pytest.approx(16)
 
 
 def test_of_thousands_of_gaps_the_longest_are_listed_and_all_are_counted() -> None:

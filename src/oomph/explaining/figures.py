@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from oomph.explaining.gaps import Stretch, busy_figures, stretch_of
-from oomph.explaining.halts import Halt, halts_of, outside
+from oomph.explaining.halts import Halt, halts_of, outside, shortened
 from oomph.explaining.weighing import Weighed, mean
 from oomph.records.report import (
     GpuFigures,
@@ -86,11 +86,10 @@ def gpu_figures(run: Run, gpu: int) -> GpuFigures:
 
 def step_figures(run: Run) -> tuple[StepFigures, ...]:
     """Of each rank that told its steps."""
-    ranks = sorted({span.rank for span in run.step_spans if span.num_steps > 0})
-    return tuple(
-        _steps(rank, [s for s in run.step_spans if s.rank == rank and s.num_steps > 0])
-        for rank in ranks
-    )
+    halts = _halts(run)
+    spans = [shortened(span, halts) for span in run.step_spans if span.num_steps > 0]
+    ranks = sorted({span.rank for span in spans})
+    return tuple(_steps(rank, [s for s in spans if s.rank == rank]) for rank in ranks)
 
 
 def host_figures(run: Run) -> HostFigures:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
-from oomph.records.run import Event, GpuSpan, HostSpan
+from oomph.records.run import Event, GpuSpan, HostSpan, StepSpan
 
 Halt = tuple[float, float]  # when it began and ended
 Span = TypeVar("Span", GpuSpan, HostSpan)
@@ -35,7 +36,23 @@ def outside(spans: Sequence[Span], halts: Sequence[Halt]) -> list[Span]:
     return [span for span in spans if not _lies_in(span, halts)]
 
 
+def shortened(span: StepSpan, halts: Sequence[Halt]) -> StepSpan:
+    """Without the halts that lay in one of its steps: the script's own clock ran on.
+
+    One that is longer than the longest step lay between steps, as in an evaluation.
+    """
+    halted_s = _common_s(span, halts)
+    if not halted_s or span.longest_step_s < halted_s or span.num_steps < 1:
+        return span
+    step_s = max(span.step_s - halted_s / span.num_steps, 0.0)
+    return replace(span, step_s=step_s, longest_step_s=max(span.longest_step_s - halted_s, step_s))
+
+
 def _lies_in(span: GpuSpan | HostSpan, halts: Sequence[Halt]) -> bool:
-    common_s = (min(span.ended_s, end) - max(span.began_s, began) for began, end in halts)
-    halted_s = sum(max(seconds, 0.0) for seconds in common_s)
-    return halted_s > (span.ended_s - span.began_s) / 2
+    return _common_s(span, halts) > (span.ended_s - span.began_s) / 2
+
+
+def _common_s(span: GpuSpan | HostSpan | StepSpan, halts: Sequence[Halt]) -> float:
+    """For how much of the span it was halted."""
+    common = (min(span.ended_s, end) - max(span.began_s, began) for began, end in halts)
+    return sum(max(seconds, 0.0) for seconds in common)
