@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from oomph.verbs import plan as plan
     from oomph.verbs import predict as predict
     from oomph.verbs import print_gpu_utilisation as print_gpu_utilisation
+    from oomph.verbs import report as report
+    from oomph.verbs import runs as runs
     from oomph.verbs.in_script import watching as watching
     from oomph.verbs.training import Stepper as Stepper
     from oomph.verbs.training import accelerate as accelerate
@@ -55,6 +57,8 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "predict": ("oomph.verbs", "predict"),
     "print_gpu_utilisation": ("oomph.verbs", "print_gpu_utilisation"),
     "print_gpu_utilization": ("oomph.verbs", "print_gpu_utilisation"),
+    "report": ("oomph.verbs", "report"),
+    "runs": ("oomph.verbs", "runs"),
     "watching": ("oomph.verbs.in_script", "watching"),
 }
 
@@ -78,6 +82,8 @@ __all__ = [
     "predict",
     "print_gpu_utilisation",
     "print_gpu_utilization",
+    "report",
+    "runs",
     "watching",
 ]
 

@@ -298,19 +298,26 @@ def test_ctrl_z_stops_the_job_and_it_goes_on_in_the_foreground(
     os.waitpid(shell, 0)
     os.close(terminal)
     if is_watched:
-        assert not [event for event in bench.read().events if event.kind == "lost"]
+        kinds = [event.kind for event in bench.read().events]
+        assert "lost" not in kinds
+        assert kinds.count("halted") == kinds.count("resumed") == 1
 
 
 def test_a_command_that_is_stopped_and_continued_alone_ends_as_ever(bench: Bench) -> None:
     process = bench.start(python(COUNTING))
     pid = read_ready(process)
+    wait_for(lambda: bool(bench.read().host_spans))  # its start may take longer than the halt
     os.kill(pid, signal.SIGSTOP)
     wait_for(lambda: state_of(pid) == "T")
     time.sleep(0.5)
     os.kill(pid, signal.SIGCONT)
     os.kill(pid, signal.SIGUSR2)
-    process.communicate()
+    _, told = process.communicate()
     assert process.returncode == 7
+    halted, resumed = (e for e in bench.read().events if e.kind in ("halted", "resumed"))
+    assert (halted.text, resumed.text) == ("SIGSTOP", "SIGCONT")
+    assert resumed.at_s - halted.at_s >= 0.5
+    assert b"of which it was halted for" in b" ".join(told.split())
 
 
 # ---- what is kept --------------------------------------------------------------------------------

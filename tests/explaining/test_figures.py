@@ -10,6 +10,7 @@ from oomph.explaining.figures import gpu_figures, phases_of, step_figures
 from oomph.explaining.gaps import are_rare
 from oomph.explaining.weighing import spread
 from oomph.records.report import Gap
+from oomph.records.run import StepSpan
 from oomph.units import GIB
 
 
@@ -54,6 +55,60 @@ def test_a_gap_has_two_seconds_and_no_hole_of_more_than_one() -> None:
     assert gaps_of((40.0, 41.9)) == []
     assert gaps_of((40.0, 41.5), (42.5, 44.0)) == [(40.0, 44.0)]
     assert gaps_of((40.0, 41.5), (42.55, 44.0)) == []
+
+
+def test_the_time_in_which_the_command_was_halted_is_not_called_idle() -> None:
+    halted = (event(60, "halted", "SIGTSTP"), event(160, "resumed", "SIGCONT"))
+    run = run_of(spans((60, 0.8), (100, 0.0), (40, 0.8)), events=halted)
+    busy = gpu_figures(run, 0).busy
+    assert busy
+    assert busy.whole.mean == pytest.approx(0.8)
+    assert (busy.gaps, busy.num_gaps) == ((), 0)
+    report = diagnose(run)
+    assert report.halted_s == 100.0
+    assert "phases" not in [finding.kind for finding in report.findings]
+    assert "stood still" not in " ".join(finding.sentence for finding in report.findings)
+
+
+def test_one_long_span_over_a_halt_counts_as_little_as_many_short_ones() -> None:
+    """The watcher stands still as well, after Ctrl-Z: its first span afterwards covers it all."""
+    halted = (event(60.2, "halted", "SIGTSTP"), event(159.9, "resumed", "SIGCONT"))
+    long = span(60, 0.01, ended_s=161.0)
+    run = run_of([*spans((60, 0.8)), long, span(161, 0.8), span(162, 0.8)], events=halted)
+    busy = gpu_figures(run, 0).busy
+    assert busy
+    assert busy.whole.mean == pytest.approx(0.8)
+
+
+def test_a_step_that_was_halted_is_as_long_as_it_worked() -> None:
+    halts = (event(10, "halted"), event(14, "resumed"), event(30, "halted"), event(60, "resumed"))
+    within, between = (
+        StepSpan(
+            rank=0,
+            began_s=began_s,
+            ended_s=ended_s,
+            num_steps=10,
+            num_samples=80,
+            step_s=step_s,
+            longest_step_s=longest_s,
+            data_wait_s=0.0,
+        )
+        for began_s, ended_s, step_s, longest_s in ((9, 18, 0.9, 4.5), (29, 64, 0.5, 0.6))
+    )
+    run = run_of(spans((64, 0.8)), step_spans=[within, between], events=halts)
+    (figures,) = step_figures(run)
+    assert figures.step_s == pytest.approx(0.5)
+    assert figures.longest_step_s == pytest.approx(0.6)
+    assert figures.samples_per_s == pytest.approx(16)
+
+
+def test_of_thousands_of_gaps_the_longest_are_listed_and_all_are_counted() -> None:
+    pauses = [stretch for n in range(1000) for stretch in ((3, 0.9), (2 + n // 900, 0.0))]
+    busy = gpu_figures(run_of(spans(*pauses, (3, 0.9))), 0).busy
+    assert busy
+    assert len(busy.gaps) == 200
+    assert sum(gap.lasted_s for gap in busy.gaps) == 100 * 3 + 100 * 2
+    assert (busy.num_gaps, busy.gaps_s) == (1000, 900 * 2 + 100 * 3)
 
 
 def test_gaps_half_a_minute_apart_are_rare() -> None:

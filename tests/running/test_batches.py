@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from oomph.running.batches import TimedLoader, num_samples_in
+from oomph.running.batches import BatchSizes, TimedLoader, num_batches_in, num_samples_in
 
 
 class Slow(Dataset[torch.Tensor]):
@@ -39,6 +40,61 @@ def test_a_batch_has_as_many_samples_as_its_first_tensor_is_long(
     batch: Any, number: int | None
 ) -> None:
     assert num_samples_in(batch) == number
+
+
+def asked(truth: Sequence[int], num_batches: int | None) -> tuple[list[int | None], list[int]]:
+    """What is taken for the sizes of these batches, and which were asked."""
+    sizes, found, numbers = BatchSizes(num_batches, None), list[int | None](), list[int]()
+    for number, size in enumerate(truth):
+        if number >= sizes.ask_at:
+            sizes.ask(number, torch.zeros(size, 1))
+            numbers.append(number)
+        found.append(sizes.size)
+    return found, numbers
+
+
+def test_of_batches_that_are_all_alike_few_are_asked_and_the_short_last_one_is() -> None:
+    truth = [8] * 199 + [3]
+    found, numbers = asked(truth, 200)
+    assert found == truth
+    assert numbers[-1] == 199
+    assert len(numbers) < 50
+
+
+def test_where_nobody_knows_which_batch_is_the_last_each_is_asked() -> None:
+    truth = [8] * 199 + [3]
+    assert asked(truth, None) == (truth, list(range(200)))
+
+
+def test_batches_of_changing_sizes_are_all_asked() -> None:
+    truth = [4 + number % 3 for number in range(200)]
+    assert asked(truth, 200) == (truth, list(range(200)))
+
+
+def test_sizes_that_begin_to_change_late_are_noticed_within_sixteen_batches() -> None:
+    truth = [8] * 100 + [4 + number % 3 for number in range(100)]
+    found, _ = asked(truth, 200)
+    assert found[116:] == truth[116:]
+
+
+class Endless(IterableDataset[torch.Tensor]):
+    """It hopes to have two samples, and has three."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.zeros(3, 1)
+
+
+def test_the_number_of_batches_is_taken_from_a_loader_only_where_it_is_certain() -> None:
+    of_tensors = TensorDataset(torch.zeros(12, 3))
+    assert num_batches_in(DataLoader(of_tensors, 5)) == 3
+    assert num_batches_in([1, 2]) == 2
+    assert num_batches_in(iter([1, 2])) is None
+    loader = DataLoader(Endless(), 1)
+    assert num_batches_in(loader) is None
+    assert len(list(loader)) == 3  # and torch warns nobody: nobody has asked how long it is
 
 
 class Heard:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from oomph.errors import Unreadable
 from oomph.records.run import Ending, Event, Peak
 from oomph.running import line_files
+from oomph.running.diary import this_host
 from oomph.running.diary_reader import read_ending, read_run
 from oomph.running.run_lines import GPU_SPANS, LONGEST_LINE_BYTES, object_line, read_object
 from oomph.running.run_places import find_directory, make_directory, new_id, runs_directory
@@ -358,6 +359,20 @@ def test_a_summary_says_whether_a_run_goes_on(tmp_path: Path) -> None:
     assert ended is not None
     assert (ended.state, ended.exit_code, ended.duration_s) == ("ended", 3, 9.0)
     assert summarise(tmp_path / "nothing") is None
+
+
+def test_a_script_that_watches_itself_and_is_halted_still_runs(tmp_path: Path) -> None:
+    script = subprocess.Popen(["sleep", "600"])
+    while b"600" not in Path(f"/proc/{script.pid}/cmdline").read_bytes():
+        time.sleep(0.01)  # a process takes a moment to have its name
+    new_diary(tmp_path, command=("sleep", "600"), pid=script.pid, host=this_host()).close()
+    later = summarise(tmp_path, now=time.time() + 3600)
+    script.kill()
+    script.wait()
+    gone = summarise(tmp_path, now=time.time() + 3600)
+    assert later is not None
+    assert gone is not None
+    assert (later.state, gone.state) == ("running", "unknown")
 
 
 def test_the_start_of_a_run_is_readable_only_to_its_user(tmp_path: Path) -> None:

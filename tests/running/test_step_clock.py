@@ -60,15 +60,15 @@ def test_an_end_without_a_begin_is_no_step() -> None:
 
 def test_a_tally_with_one_unmeasured_wait_tells_no_share_of_waiting() -> None:
     tally = Tally()
-    tally.add(1.0, 0.5, 8)
+    tally.add([(1.0, 1.0, 0.5, 8)])
     assert (tally.data_wait_ratio, tally.samples_per_s) == (0.5, 8.0)
     before = tally.copy()
-    tally.add(1.0, None, None)
+    tally.add([(2.0, 1.0, None, None)])
     assert (tally.num_steps, tally.step_s) == (2, 1.0)
     assert tally.data_wait_ratio is None
     assert tally.samples_per_s is None
     middle = tally.copy()
-    tally.add(2.0, 0.5, 4)
+    tally.add([(4.0, 2.0, 0.5, 4)])
     assert tally.since(before).data_wait_ratio is None
     assert tally.since(middle).data_wait_ratio == 0.25
     assert tally.since(middle).samples_per_s == 2.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import OnMachine
-from nvml.machine import GIB, Gpu, Proc
+from nvml.machine import GIB, Gpu, Mig, Proc
 
 from oomph.records.live import Look
 from oomph.records.run import GpuSpan
@@ -95,6 +95,22 @@ def test_sm_activity_comes_with_the_gpus_that_have_it(
     machine = on_machine([Gpu(architecture=9, sm_active=37), Gpu()])
     look = until(looking(), lambda look: bool(look.sm_active_ratios))
     assert look.sm_active_ratios == {machine.uuid(0): 0.37}
+
+
+def test_a_gpu_that_is_cut_into_slices_keeps_its_own_memory_in_later_looks(
+    on_machine: OnMachine, looking: Start
+) -> None:
+    mine = Mig(processes=[Proc(os.getpid(), 3 * GIB)])
+    on_machine([Gpu(total_bytes=40 * GIB, migs=[mine, Mig()])])
+    looks = looking()
+    assert looks.first is not None
+    whole = looks.first.machine.gpus[0]
+    (later,) = until(looks, lambda look: bool(look.machine.gpus[0].used_bytes)).machine.gpus
+    assert later.mig_enabled
+    assert (later.used_bytes, later.total_bytes) == (whole.used_bytes, 40 * GIB)
+    assert [process.pid for process in later.processes or ()] == [os.getpid()]
+    assert [len(part.processes or ()) for part in later.slices] == [1, 0]
+    assert [part.index for part in later.slices] == [0, 1]
 
 
 def test_what_cuda_shows_is_told_by_uuid_in_its_order(

@@ -14,8 +14,8 @@ GPUS = (
     GpuIdentity(2, "GPU-b1b2c3d4-0000-0000-0000-000000000002", "A100"),
 )
 SLICES = (
-    SliceIdentity("MIG-11111111-0000-0000-0000-000000000000", (1, 0)),
-    SliceIdentity("MIG-22222222-0000-0000-0000-000000000000", (5, 0)),
+    SliceIdentity("MIG-11111111-0000-0000-0000-000000000000", (1, 0), 0),
+    SliceIdentity("MIG-22222222-0000-0000-0000-000000000000", (5, 0), 1),
 )
 MIG = (*GPUS[:2], GpuIdentity(2, GPUS[2].uuid, "A100", SLICES, is_cut=True))
 

@@ -318,7 +318,7 @@ def test_a_fault_in_the_watching_is_told_once_and_training_goes_on(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("the log is broken")
 
-    monkeypatch.setattr(StepLog, "step", broken)
+    monkeypatch.setattr(StepLog, "steps", broken)
     seen = 0
     with oomph.watching() as run:
         for _ in range(2):

@@ -94,19 +94,22 @@ class Reported(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def hf_trainer(tmp_path: Path, model: Any, callbacks: list[Any], **options: Any) -> Any:
+    stated: dict[str, Any] = {
+        "gradient_accumulation_steps": 2,
+        "logging_steps": 1,
+        "report_to": [],
+        "eval_strategy": "epoch",
+        **options,
+    }
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path / "hf"),
         per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
         num_train_epochs=2,
-        logging_steps=1,
-        report_to=[],
         save_strategy="no",
-        eval_strategy="epoch",
         use_cpu=True,
         disable_tqdm=True,
         seed=0,
-        **options,
+        **stated,
     )
     return transformers.Trainer(
         model=model,
@@ -150,6 +153,35 @@ def test_what_reports_before_it_in_the_trainers_list_gets_the_figures_beside_the
         assert 0 < logs["time/data_wait_ratio"] < 1
     others = [logs for logs in reported.logs if "loss" not in logs]
     assert not any("time/" in name for logs in others for name in logs)
+
+
+def test_the_wait_is_known_of_steps_whose_batch_was_fetched_in_the_one_before(
+    tmp_path: Path,
+) -> None:
+    reported = Reported()
+    callbacks = [reported, oomph.hf.Watching(prints=False)]
+    hf_trainer(tmp_path, Model(), callbacks, gradient_accumulation_steps=1, logging_steps=3).train()
+    of_steps = [logs for logs in reported.logs if "loss" in logs]
+    assert len(of_steps) == 4
+    for logs in of_steps:  # the second three of an epoch fetch only two batches
+        assert logs.keys() >= MEASURED
+        assert 0 < logs["time/data_wait_ratio"] < 1
+    check_steps(the_run(), num_steps=12)
+
+
+def test_tensorboard_gets_the_figures_at_the_trainers_steps_and_under_its_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    callbacks = [oomph.hf.Watching(prints=False)]
+    hf_trainer(tmp_path, Model(), callbacks, logging_steps=2, report_to=["tensorboard"]).train()
+    board = accumulator.EventAccumulator(str(tmp_path / "board")).Reload()
+    ours = [name for name in board.Tags()["scalars"] if name.count("/") == 2]
+    assert {name.removeprefix("train/") for name in ours} >= MEASURED
+    assert len(ours) <= 8
+    for name in MEASURED:
+        assert [event.step for event in board.Scalars(f"train/{name}")] == [2, 4, 6]
 
 
 def test_a_trainer_learns_the_same_with_the_callback_as_without(tmp_path: Path) -> None:
@@ -207,7 +239,7 @@ def test_a_fault_in_the_callback_does_not_reach_the_trainer(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("the log is broken")
 
-    monkeypatch.setattr(StepLog, "step", broken)
+    monkeypatch.setattr(StepLog, "steps", broken)
     trainer = hf_trainer(tmp_path, Model(), [oomph.hf.Watching()])
     trainer.train()
     assert trainer.state.global_step == 6
@@ -276,6 +308,20 @@ def test_lightning_tells_steps_waits_epochs_and_evaluations_and_logs_to_its_logg
     printed = capsys.readouterr().out
     assert "epoch 1: 3 steps of " in printed
     assert "epoch 2: 3 steps of " in printed
+
+
+@QUIET
+def test_lightnings_tensorboard_gets_the_figures_beside_the_modules_own(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from pytorch_lightning.loggers import TensorBoardLogger
+
+    callback = oomph.lightning.Watching(prints=False)
+    trainer = lightning_trainer(tmp_path, callbacks=[callback])
+    trainer.loggers = [TensorBoardLogger(tmp_path)]
+    trainer.fit(Module(), *loaders())
+    board = accumulator.EventAccumulator(trainer.logger.log_dir).Reload()
+    for name in MEASURED:
+        assert [event.step for event in board.Scalars(name)] == list(range(6))
 
 
 @QUIET

@@ -39,7 +39,7 @@ export interface Gpu {
   rank: number | null;
   name: string | null;
   memory: { total_bytes: number | null; peak_bytes: number | null; peak_source: string | null };
-  busy: { gaps: Gap[]; start_up_s: number; working: object | null } | null;
+  busy: { gaps: Gap[]; num_gaps: number; start_up_s: number; working: object | null } | null;
   power: { limit_w: number | null };
   shared_ratio: number | null;
 }

@@ -245,7 +245,7 @@ function gapsOf(gpu: Gpu | undefined): HTMLElement[] {
     `at ${duration(began_s)}`,
     `for ${duration(ended_s - began_s)}${phase ? `, in ${phase}` : ""}`,
   ]);
-  const left = gaps.length - longest.length;
+  const left = (gpu.busy?.num_gaps ?? 0) - longest.length;
   return [
     section(
       `Longest pauses of GPU ${gpu.index}`,

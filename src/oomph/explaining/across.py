@@ -117,7 +117,8 @@ def _told_room(gpu: GpuFigures, grows: float | None) -> Finding:
     memory = gpu.memory
     peak, total = memory.peak_bytes or 0, memory.total_bytes or 0
     unused = max(total - _held(gpu), 0)
-    evidence = [f"at most {format_bytes(peak)} of {format_bytes(total)} were taken"]
+    by_others = f", and {format_bytes(gpu.others_bytes)} by others" if gpu.others_bytes else ""
+    evidence = [f"at most {format_bytes(peak)} of {format_bytes(total)} were taken{by_others}"]
     if grows is not None:
         before = format_bytes(memory.before_steps_bytes or 0)
         evidence.append(f"{before} of it were there before the first step, and do not grow")

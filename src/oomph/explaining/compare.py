@@ -80,7 +80,7 @@ def _working(gpu: GpuFigures) -> float | None:
 
 
 def _gaps_s(gpu: GpuFigures) -> float | None:
-    return None if gpu.busy is None else sum(gap.lasted_s for gap in gpu.busy.gaps)
+    return None if gpu.busy is None else gpu.busy.gaps_s
 
 
 def _start_up_s(gpu: GpuFigures) -> float | None:

@@ -15,6 +15,7 @@ from oomph.explaining.figures import (
     lasted_s,
     phases_of,
     step_figures,
+    worked_s,
 )
 from oomph.explaining.held_back import (
     busy,
@@ -69,6 +70,7 @@ def diagnose(run: Run) -> Report:
         user=run.user,
         started_at=run.started_at,
         lasted_s=lasted_s(run),
+        halted_s=lasted_s(run) - worked_s(run),
         exit_code=run.ending.exit_code if run.ending else None,
         signal=run.ending.signal if run.ending else None,
         has_ended=run.ending is not None,
@@ -97,7 +99,7 @@ def _of_gpus(
         yield _no_gpu(run)
         return
     cases = [
-        Case(gpu=one, steps=_steps_of(one, steps), host=host, lasted_s=lasted_s(run))
+        Case(gpu=one, steps=_steps_of(one, steps), host=host, lasted_s=worked_s(run))
         for one in used
     ]
     found = [finding for case in cases for finding in _of_one(case)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from oomph.explaining.gaps import Stretch, busy_figures, stretch_of
+from oomph.explaining.halts import Halt, halts_of, outside, shortened
 from oomph.explaining.weighing import Weighed, mean
 from oomph.records.report import (
     GpuFigures,
@@ -27,6 +28,15 @@ _LOOKS_APART_MS = 200
 def lasted_s(run: Run) -> float:
     """Until the command ended, or as long as something was seen of it."""
     return max(run.ending.at_s if run.ending else run.last_seen_s, 0.0)
+
+
+def worked_s(run: Run) -> float:
+    """Without the time in which the command was halted."""
+    return max(lasted_s(run) - sum(ended_s - began_s for began_s, ended_s in _halts(run)), 0.0)
+
+
+def _halts(run: Run) -> tuple[Halt, ...]:
+    return halts_of(run.events, lasted_s(run))
 
 
 def is_phase(event: Event) -> bool:
@@ -49,10 +59,11 @@ def phases_of(run: Run) -> tuple[Phase, ...]:
 def gpu_figures(run: Run, gpu: int) -> GpuFigures:
     """All of the GPU at that place in `Run.gpus`."""
     watched = run.gpus[gpu]
-    spans = sorted((s for s in run.gpu_spans if s.gpu == gpu), key=lambda span: span.began_s)
+    seen = sorted((s for s in run.gpu_spans if s.gpu == gpu), key=lambda span: span.began_s)
+    spans = outside(seen, _halts(run))
     rank = _rank(run.peaks, gpu)
     phases = [phase for phase in phases_of(run) if phase.rank in (None, rank)]
-    stretch = stretch_of(spans, phases, lasted_s(run))
+    stretch = stretch_of(spans, phases, worked_s(run))
     shared = _weighed(spans, lambda span: None if span.num_others is None else span.num_others > 0)
     return GpuFigures(
         gpu=gpu,
@@ -61,12 +72,12 @@ def gpu_figures(run: Run, gpu: int) -> GpuFigures:
         rank=rank,
         name=watched.name,
         is_used=watched.is_used,
-        memory=_memory(run, gpu, spans),
+        memory=_memory(run, gpu, seen),
         busy=busy_figures(stretch, watched.busy_source),
-        power=_power(spans, watched.power_limit_w),
+        power=_power(seen, watched.power_limit_w),
         shared_ratio=mean(shared),
-        most_others=_most(span.num_others for span in spans),
-        others_bytes=_most(span.others_bytes for span in spans),
+        most_others=_most(span.num_others for span in seen),
+        others_bytes=_most(span.others_bytes for span in seen),
         sm_active_ratio=_while_working(stretch, lambda span: span.sm_active_ratio),
         memory_active_ratio=_while_working(stretch, lambda span: span.memory_active_ratio),
         received_bytes=_sum(span.received_bytes for span in spans),
@@ -75,15 +86,14 @@ def gpu_figures(run: Run, gpu: int) -> GpuFigures:
 
 def step_figures(run: Run) -> tuple[StepFigures, ...]:
     """Of each rank that told its steps."""
-    ranks = sorted({span.rank for span in run.step_spans if span.num_steps > 0})
-    return tuple(
-        _steps(rank, [s for s in run.step_spans if s.rank == rank and s.num_steps > 0])
-        for rank in ranks
-    )
+    halts = _halts(run)
+    spans = [shortened(span, halts) for span in run.step_spans if span.num_steps > 0]
+    ranks = sorted({span.rank for span in spans})
+    return tuple(_steps(rank, [s for s in spans if s.rank == rank]) for rank in ranks)
 
 
 def host_figures(run: Run) -> HostFigures:
-    spans = run.host_spans
+    spans = outside(run.host_spans, _halts(run))
     return HostFigures(
         num_cpus=run.num_cpus,
         cpu_cores=mean(_weighed(spans, lambda span: span.cpu_cores)),

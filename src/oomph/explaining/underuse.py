@@ -102,13 +102,14 @@ def phases(case: Case) -> Finding | None:
     if busy is None or busy.working is None or case.lasted_s <= 0:
         return None
     rare = busy.gaps if busy.gaps_are_rare else ()
-    share = min((busy.start_up_s + sum(gap.lasted_s for gap in rare)) / case.lasted_s, 1.0)
+    stood_s = busy.start_up_s + (busy.gaps_s if rare else 0.0)
+    share = min(stood_s / case.lasted_s, 1.0)
     if share < PHASES_RATIO:
         return None
     return Finding(
         kind="phases",
         sentence=f"the GPU stood still for {format_ratio(share)} of the run, in {_when(rare)}",
-        evidence=_listed(busy.start_up_s, rare),
+        evidence=_listed(busy.start_up_s, rare, busy.num_gaps if rare else 0),
         confidence="measured" if busy.source == "buffered" else "weak",
         advice=("evaluate less often; save checkpoints in the background",) if rare else (),
         gpus=(case.gpu.gpu,),
@@ -151,11 +152,11 @@ def _when(rare: Sequence[Gap]) -> str:
     return "start-up and long pauses" if rare else "start-up"
 
 
-def _listed(start_up_s: float, gaps: Sequence[Gap]) -> tuple[str, ...]:
+def _listed(start_up_s: float, gaps: Sequence[Gap], num_gaps: int) -> tuple[str, ...]:
     """Start-up and the longest gaps, with their times."""
     longest = sorted(gaps, key=lambda gap: -gap.lasted_s)[:_MOST_LISTED]
     told_gaps = [told(gap) for gap in sorted(longest, key=lambda gap: gap.began_s)]
-    rest = len(gaps) - len(longest)
+    rest = num_gaps - len(longest)
     return (
         f"start-up: {format_duration(start_up_s)} until the first kernels",
         *told_gaps,
@@ -168,7 +169,7 @@ def _gaps_are_many(case: Case) -> bool:
     if case.busy is None or case.busy.gaps_are_rare:
         return False
     after_s = case.lasted_s - case.busy.start_up_s
-    return sum(gap.lasted_s for gap in case.busy.gaps) >= GAPS_RATIO * after_s
+    return case.busy.gaps_s >= GAPS_RATIO * after_s
 
 
 def _pauses(case: Case) -> str:
@@ -176,7 +177,7 @@ def _pauses(case: Case) -> str:
     if case.busy is None:
         return ""
     if not case.busy.gaps_are_rare:
-        return f"{len(case.busy.gaps)} gaps of 2 s and more, close to each other"
+        return f"{case.busy.num_gaps} gaps of 2 s and more, close to each other"
     share = case.busy.pausing_ratio or 0.0
     if share >= PAUSING_RATIO:
         return f"it pauses again and again: in {format_ratio(share)} of the seconds of training"

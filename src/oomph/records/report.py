@@ -8,10 +8,12 @@ one block on one multiprocessor counts like a full GPU.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
 from oomph.records.run import BusySource, EventKind, PeakSource
+from oomph.units import format_duration
 
 Confidence = Literal[
     "measured",  # by a source that can see it
@@ -118,7 +120,9 @@ class BusyFigures:
     num_samples: int  # at least so many lie behind it
     pausing_ratio: float | None  # share of the working time in spans that hold a pause
     start_up_s: float  # until the first kernels
-    gaps: tuple[Gap, ...]  # those after start-up
+    gaps: tuple[Gap, ...]  # those after start-up, by time; of very many, the longest
+    num_gaps: int  # in all
+    gaps_s: float  # in all
     gaps_are_rare: bool  # phases of the run, and not the way it trains
     coarsest_s: float  # the longest span: shorter gaps can be hidden in it
 
@@ -190,7 +194,7 @@ class Mark:
     gpu: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report:
     """A run, concluded. `findings` has out of memory or not first, then by weight."""
 
@@ -200,6 +204,7 @@ class Report:
     user: str | None
     started_at: float  # seconds since the epoch
     lasted_s: float
+    halted_s: float  # of it the command stood still, as by Ctrl-Z: GPU figures lack that time
     exit_code: int | None
     signal: str | None
     has_ended: bool
@@ -210,6 +215,18 @@ class Report:
     phases: tuple[Phase, ...]
     marks: tuple[Mark, ...]
     num_marks: int  # in all: `marks` are the first of them
+
+    def __repr__(self) -> str:
+        """What was found, and not the thousand figures that it rests on."""
+        told = [f"  {found.sentence} [{found.confidence}]" for found in self.findings]
+        lasted = format_duration(self.lasted_s)
+        head = f"<Report of {self.run}: {shlex.join(self.command)!r}, {lasted}, {self._end()}"
+        return "\n".join([head, *told]) + ">"
+
+    def _end(self) -> str:
+        if not self.has_ended:
+            return "not seen to end"
+        return f"ended by {self.signal}" if self.signal else f"exit {self.exit_code}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,8 @@ EventKind = Literal[
     "out-of-memory",  # the run says that it ran out of memory
     "warning",  # what could not be watched or kept, in words
     "stopped",  # oomph stopped the command, because what was asked for has been seen
+    "halted",  # the command stands still, as by Ctrl-Z, and can go on
+    "resumed",  # it goes on
 ]
 
 

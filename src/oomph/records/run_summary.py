@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
+
+from oomph.units import format_duration
 
 RunState = Literal[
     "running",
@@ -12,7 +15,7 @@ RunState = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunSummary:
     """A run as `oomph runs` lists it."""
 
@@ -27,3 +30,13 @@ class RunSummary:
     exit_code: int | None
     signal: str | None
     out_of_memory: Literal["gpu", "host"] | None
+
+    def __repr__(self) -> str:
+        """A line: `oomph.runs()` has hundreds."""
+        end = f"exit {self.exit_code}" if self.state == "ended" else self.state
+        if self.out_of_memory:
+            end += f", {self.out_of_memory} out of memory"
+        return (
+            f"<RunSummary {self.id}: {shlex.join(self.command)!r},"
+            f" {format_duration(self.duration_s)}, {end}>"
+        )

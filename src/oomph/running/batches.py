@@ -6,6 +6,7 @@ torch's does (held against 2.13; `_get_iterator` and `_next_data` are as old as 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 Waited = Callable[[float, float, Any], None]
 
 _DEEPEST = 4
+_MANY_ALIKE = 32
+_ASKED_EVERY = 16
 
 
 def num_samples_in(batch: Any, depth: int = 0) -> int | None:
@@ -33,6 +36,46 @@ def num_samples_in(batch: Any, depth: int = 0) -> int | None:
         return None
     found = (num_samples_in(part, depth + 1) for part in batch)
     return next((number for number in found if number is not None), None)
+
+
+class BatchSizes:
+    """How many samples each batch has, where asking every one costs more than all else of a step:
+    torch's code has left the processor's caches by then.
+
+    Once many batches were alike, only every sixteenth is asked, and the last; at one that is not,
+    each again. Where nobody knows which is the last, each is asked.
+    """
+
+    __slots__ = ("_last", "_num_alike", "ask_at", "size")
+
+    def __init__(self, num_batches: int | None, told: int | None) -> None:
+        self.size = told
+        self.ask_at: float = 0 if told is None else math.inf  # the next batch to be asked
+        self._last = None if num_batches is None else num_batches - 1
+        self._num_alike = 0
+
+    def ask(self, number: int, batch: Any) -> None:
+        """The batch of that number. An object of the user's, of whatever kind: None if unknown."""
+        try:
+            size = num_samples_in(batch)
+        except Exception:  # noqa: BLE001 - its shape is code of the user's
+            size = None
+        self._num_alike = self._num_alike + 1 if size == self.size else 0
+        self.size = size
+        self.ask_at = number + 1
+        if self._num_alike >= _MANY_ALIKE and self._last is not None and number < self._last:
+            self.ask_at = min(number + _ASKED_EVERY, self._last)
+
+
+def num_batches_in(loader: Any) -> int | None:
+    """As many as the loader will give, where that is certain.
+
+    torch's DataLoader over an iterable dataset only hopes so, and warns who has asked it.
+    """
+    try:
+        return len(getattr(loader, "batch_sampler", loader))
+    except Exception:  # noqa: BLE001 - a loader of the user's, of whatever kind: unknown
+        return None
 
 
 class TimedLoader:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-from oomph.running.batches import num_samples_in
+from oomph.running.batches import BatchSizes, num_batches_in
 
 Batch = TypeVar("Batch")
 
 # When the wait for a batch began and ended, its samples, and whether it is of a new step. A loop
-# only notes this each time; what it means is worked out twice a second.
+# only notes this each time; what it means is worked out once a second.
 Fetched = tuple[float, float, int | None, bool]
 MOST_UNTOLD = 64
 
@@ -47,6 +47,8 @@ class Steps(Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         run, number, held, iterator = self._run, 0, list[Batch](), iter(self._loader)
+        sizes = BatchSizes(num_batches_in(self._loader), self._num_samples)
+        accumulate = self._accumulate
         run.is_in_steps = True
         try:
             while True:
@@ -57,8 +59,9 @@ class Steps(Generic[Batch]):
                     break
                 ended = time.monotonic()
                 if run.is_on:
-                    is_new = number % self._accumulate == 0
-                    run.fetched.append((began, ended, self._num_samples_in(held[0]), is_new))
+                    if number >= sizes.ask_at:
+                        sizes.ask(number, held[0])
+                    run.fetched.append((began, ended, sizes.size, number % accumulate == 0))
                     if ended >= run.due or len(run.fetched) >= MOST_UNTOLD:
                         run.catch_up()
                 number += 1
@@ -68,14 +71,6 @@ class Steps(Generic[Batch]):
             run.is_in_steps = False
             run.drop_step()
         run.epoch()
-
-    def _num_samples_in(self, batch: Batch) -> int | None:
-        if self._num_samples is not None:
-            return self._num_samples
-        try:
-            return num_samples_in(batch)
-        except Exception:  # noqa: BLE001 - an object of the user's, of whatever kind: unknown
-            return None
 
 
 class Waiting:

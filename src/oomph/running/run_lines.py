@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from oomph.records.run import Ending, Event, GpuSpan, HostSpan, Peak, StepSpan, WatchedGpu
-from oomph.records.stored import SCHEMA, from_jsonable, to_jsonable
+from oomph.records.stored import SCHEMA, from_jsonable
 
 Span = TypeVar("Span", GpuSpan, HostSpan, StepSpan)
 
@@ -27,6 +28,8 @@ _LEAST = -200  # degrees
 
 # How many digits are kept behind the point: a millisecond, a hundredth of a percent.
 _DIGITS = {"s": 3, "ratio": 4, "w": 1, "cores": 3}
+# Made once: `json.dumps` makes one for each line.
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def _in_range(figure: float) -> float:
@@ -73,6 +76,7 @@ class Table(Generic[Span]):
         hints = typing.get_type_hints(kind)
         self._checks = {field.name: _check_for(hints[field.name]) for field in self._fields}
         self._digits = [_DIGITS.get(field.name.rpartition("_")[2], 0) for field in self._fields]
+        self._values = operator.attrgetter(*(field.name for field in self._fields))
 
     def header(self) -> str:
         columns = [field.name for field in self._fields]
@@ -81,11 +85,9 @@ class Table(Generic[Span]):
     def row(self, span: Span) -> str:
         values = [
             round(value, digits) if isinstance(value, float) else value
-            for value, digits in zip(
-                (getattr(span, field.name) for field in self._fields), self._digits, strict=True
-            )
+            for value, digits in zip(self._values(span), self._digits, strict=True)
         ]
-        return json.dumps(values, separators=(",", ":")) + "\n"
+        return _ENCODER.encode(values) + "\n"
 
     def columns(self, line: bytes) -> list[str]:
         """The columns that the first line of a file names. Raises ValueError."""
@@ -127,15 +129,20 @@ _OBJECTS: Mapping[str, Any] = {
     "ending": Ending,
     "steps": StepSpan,
 }
-_NAMES = {kind: name for name, kind in _OBJECTS.items()}
+# None of them holds another record. Found out once: lines are written beside a training.
+_WRITTEN = {
+    kind: (name, tuple(field.name for field in dataclasses.fields(kind)))
+    for name, kind in _OBJECTS.items()
+}
 
 
 def object_line(record: WatchedGpu | Peak | Event | Ending | StepSpan) -> str:
     """A record that is no span of a table, as a line."""
-    content = to_jsonable(record)
+    name, fields = _WRITTEN[type(record)]
+    content = {field: getattr(record, field) for field in fields}
     if "text" in content:
         content["text"] = content["text"][:_LONGEST_TEXT]
-    return json.dumps({_NAMES[type(record)]: content}, separators=(",", ":")) + "\n"
+    return _ENCODER.encode({name: content}) + "\n"
 
 
 def read_object(line: bytes) -> Any:

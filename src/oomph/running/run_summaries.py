@@ -45,14 +45,16 @@ def _written_at(directory: Path) -> float:
 def _state(start: RunStart, written_at: float, now: float) -> RunState:
     if now - written_at < _SILENT_S:
         return "running"
-    # It may stand still, by Ctrl-Z. Another process may have its number by now, but hardly one
-    # that is an oomph, too.
-    is_here = start.host == this_host() and _is_oomph(start.pid)
+    is_here = start.host == this_host() and _still_lives(start)
     return "running" if is_here else "unknown"
 
 
-def _is_oomph(pid: int) -> bool:
+def _still_lives(start: RunStart) -> bool:
+    """Does what kept the run stand still, by Ctrl-Z? Another process may have its number by now,
+    but hardly one that is an oomph, too, or the same script."""
     try:
-        return b"oomph" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        words = Path(f"/proc/{start.pid}/cmdline").read_bytes().rstrip(b"\0")
     except OSError:
         return False
+    is_script = words.split(b"\0") == [os.fsencode(word) for word in start.command]
+    return is_script or b"oomph" in words

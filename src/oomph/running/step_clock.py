@@ -6,6 +6,7 @@ the clock is paused meanwhile, as for an evaluation. Times are of time.monotonic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 # When a step ended, how long it took, of that waiting for data (None: nobody measured it), and
@@ -56,6 +57,12 @@ class StepClock:
         if num_samples is not None:
             self._num_samples = (self._num_samples or 0) + num_samples
 
+    def all_told(self) -> None:
+        """Each wait was told: where there was none, the batches were fetched in an earlier step."""
+        if self._data_wait_s is None:
+            self._data_wait_s = 0.0
+            self._num_samples = self._num_samples or 0
+
     def end(self, now: float, num_samples: int | None = None) -> Step | None:
         """The step has ended; None if nobody saw it begin."""
         if self._open_at is not None:
@@ -80,15 +87,16 @@ class Tally:
     num_counted: int = 0  # steps whose samples are known
     samples: int = 0
 
-    def add(self, duration_s: float, data_wait_s: float | None, num_samples: int | None) -> None:
-        self.num_steps += 1
-        self.duration_s += duration_s
-        if data_wait_s is not None:
-            self.num_measured += 1
-            self.waited_s += data_wait_s
-        if num_samples is not None:
-            self.num_counted += 1
-            self.samples += num_samples
+    def add(self, steps: Sequence[Step]) -> None:
+        for _, duration_s, data_wait_s, num_samples in steps:
+            self.num_steps += 1
+            self.duration_s += duration_s
+            if data_wait_s is not None:
+                self.num_measured += 1
+                self.waited_s += data_wait_s
+            if num_samples is not None:
+                self.num_counted += 1
+                self.samples += num_samples
 
     def copy(self) -> Tally:
         return replace(self)

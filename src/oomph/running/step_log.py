@@ -23,6 +23,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from oomph.records.run import Event, EventKind, Peak, StepSpan
 from oomph.records.stored import SCHEMA, to_jsonable
 from oomph.running.appending import Appender
 from oomph.running.run_lines import object_line
-from oomph.running.step_clock import Tally
+from oomph.running.step_clock import Step, Tally
 
 RUN_DIRECTORY = "OOMPH_RUN_DIR"
 EPOCH_ENDED = "epoch {} ended"  # the text of a phase event; `oomph watch --for 1-epoch` reads it
@@ -38,6 +39,7 @@ EPOCH_ENDED = "epoch {} ended"  # the text of a phase event; `oomph watch --for 
 # How long a span is by the age of the log: a week stays below a megabyte.
 _LENGTHS_S = ((600.0, 1.0), (6 * 3600.0, 10.0))
 _LONGEST_S = 60.0
+_IS_FULL = 0.9  # who tells steps once a second is at times a moment early
 
 
 class StepLog:
@@ -83,11 +85,17 @@ class StepLog:
         data_wait_s: float | None = None,
     ) -> None:
         """One optimizer step, from the wait for its data to its end."""
+        self.steps([(ended, ended - began, data_wait_s, num_samples)])
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        """Several, at least one, in their order."""
+        ended = steps[-1][0]
         if not self._tally.num_steps:
-            self._first_began = began
-            self._due = began + self._length_s(ended)
-        self._tally.add(ended - began, data_wait_s, num_samples)
-        self._longest_s = max(self._longest_s, ended - began)
+            first_ended, first_s = steps[0][:2]
+            self._first_began = first_ended - first_s
+            self._due = self._first_began + self._length_s(ended) * _IS_FULL
+        self._tally.add(steps)
+        self._longest_s = max(self._longest_s, max(step[1] for step in steps))
         self._last_ended = ended
         if ended >= self._due:
             self.flush()

@@ -17,8 +17,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from oomph.errors import UsageError
 from oomph.running.stopping import Stopping
@@ -44,8 +45,12 @@ _FROM_A_PROGRAM = 0  # si_code: kill is 0, sigqueue and tgkill are below; the ke
 # A stop that a shell must see. SIGSTOP is sent to the command alone, and so is its SIGCONT: had
 # we stopped with it, nobody would wake us.
 _BY_THE_TERMINAL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
-_TICK_S = 0.2
+_CHANGES = os.WEXITED | os.WSTOPPED | os.WCONTINUED
+_TICK_S = 1.0  # signals, and the end, wake it up; what it looks for by itself takes seconds
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as shells, env and timeout have it
+
+# What it does not end of: told with the name of the signal.
+Tell = Callable[[Literal["halted", "resumed"], str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +121,13 @@ class Child:
         except OSError as error:
             raise NotStarted(command[0], error) from error
         self.pid = self._process.pid
-        self.stopped_s = 0.0  # for how long it stood still, as by Ctrl-Z
+        self._is_halted = False
+        self._tell: Tell = lambda *_: None
 
-    def wait(self, stopping: Stopping) -> Ended:
-        """Until it ends. `stopping` is asked now and then whether it is to be ended."""
+    def wait(self, stopping: Stopping, tell: Tell | None = None) -> Ended:
+        """Until it ends. `stopping` is asked now and then whether it is to be ended; `tell` hears
+        when the command stands still, as by Ctrl-Z, and when it goes on."""
+        self._tell = tell or self._tell
         while True:
             info = signal.sigtimedwait(_WAITED_FOR, _TICK_S)
             if info is not None and info.si_signo != signal.SIGCHLD:
@@ -141,22 +149,27 @@ class Child:
 
     def _look(self) -> Ended | None:
         while True:
-            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WSTOPPED | os.WNOHANG)
+            found = os.waitid(os.P_PID, self.pid, _CHANGES | os.WNOHANG)
             if found is None:
                 return None
             if found.si_code == os.CLD_EXITED:
                 return Ended(found.si_status)
             if found.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
                 return Ended(None, found.si_status)
-            if found.si_status in _BY_THE_TERMINAL:
+            self._note(found.si_code == os.CLD_STOPPED, found.si_status)
+            if found.si_code == os.CLD_STOPPED and found.si_status in _BY_THE_TERMINAL:
                 self._stop_with_it()
 
     def _stop_with_it(self) -> None:
         """So that the shell sees the job stop; whoever wakes us wakes the command."""
-        began = time.monotonic()
         os.kill(os.getpid(), signal.SIGSTOP)
         _send(self.pid, signal.SIGCONT)
-        self.stopped_s += time.monotonic() - began
+        self._note(False, signal.SIGCONT)
+
+    def _note(self, is_halted: bool, number: int) -> None:
+        if is_halted != self._is_halted:
+            self._is_halted = is_halted
+            self._tell("halted" if is_halted else "resumed", signal.Signals(number).name)
 
 
 def _send(pid: int, number: int) -> None:

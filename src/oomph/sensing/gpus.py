@@ -6,11 +6,12 @@ a GPU and for each MIG slice, because on a real machine the number of calls is t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from oomph.errors import Unreadable
 from oomph.records.machine import Device, Machine, Process
-from oomph.sensing.mig import MigMode, Slice, read_instance, read_mig_mode
+from oomph.sensing.mig import Slice, read_instance, read_mig_mode
 from oomph.sensing.nvml import NO_GPU, UUID, Handle, Nvml, Refusal, with_nvml
 from oomph.sensing.occupancy import read_memory, read_processes, settle_memory
 from oomph.sensing.problems import Problems
@@ -73,7 +74,7 @@ def _read_gpu(nvml: Nvml, index: int) -> Device:
     if mig.enabled:
         problems.note(NO_BUSY_RATIO_UNDER_MIG)
         busy_ratio = None
-        processes = _on_all(mig, slices)
+        processes = None if mig.slices is None else on_all(slices)
     else:
         busy_ratio = read_busy_ratio(nvml, handle, problems)
         processes = read_processes(nvml, handle, memory, problems)
@@ -144,11 +145,11 @@ def _read_slice(nvml: Nvml, part: Slice) -> Device:
     )
 
 
-def _on_all(mig: MigMode, slices: tuple[Device, ...]) -> tuple[Process, ...] | None:
-    """Everybody on a GPU in MIG mode; unknown as soon as one slice is."""
+def on_all(slices: Sequence[Device]) -> tuple[Process, ...] | None:
+    """Everybody on a GPU that is cut into these; unknown as soon as one is."""
     together: list[Process] = []
     for part in slices:
         if part.processes is None:
             return None
         together.extend(part.processes)
-    return None if mig.slices is None else tuple(together)
+    return tuple(together)

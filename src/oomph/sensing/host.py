@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from oomph.records.run import HostSpan
 from oomph.sensing.ownership import RUN_TOKEN
 
+_MOST_STAT_BYTES = 4096  # 52 numbers and a short name
 _MOST_PIDS = 100_000  # ever; a run that starts more is not followed beyond
 
 # proc(5), /proc/PID/stat, counted after the name in brackets, which may hold blanks.
@@ -37,7 +38,7 @@ class ProcessTree:
         self._token = f"{RUN_TOKEN}={token}".encode() if token else None
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
         self._members: dict[int, _Stat] = {}
-        self._known: set[int] = set()  # every number of the last look
+        self._known: set[str] = set()  # every name under /proc at the last look
         self._began_s = now_s
         self.ever: set[int] = {root}
         self._root_started = 0
@@ -77,9 +78,9 @@ class ProcessTree:
 
     def _find_new(self) -> None:
         """Parents are found before their children: the kernel counts upwards, until it wraps."""
-        there = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208 - as below
-        for pid in sorted(there - self._known - self._members.keys()):
-            stat = _stat_of(pid)
+        there = set(os.listdir("/proc"))  # noqa: PTH208 - as below
+        for pid in sorted(int(name) for name in there - self._known if name.isdecimal()):
+            stat = _stat_of(pid) if pid not in self._members else None
             if stat is not None and self._is_ours(pid, stat):
                 self._members[pid] = self._as_new(stat)
                 if len(self.ever) < _MOST_PIDS:
@@ -99,8 +100,13 @@ class ProcessTree:
 def _stat_of(pid: int) -> _Stat | None:
     """None: it has ended, or waits for its parent to notice."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - each second, of each process
-            content = file.read()
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            content = os.read(
+                file, _MOST_STAT_BYTES
+            )  # each second, of each process: no file object
+        finally:
+            os.close(file)
     except OSError:
         return None
     fields = content[content.rindex(b")") + 2 :].split()
@@ -119,7 +125,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 def _carries(pid: int, entry: bytes) -> bool:
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - as above
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - a Path costs more
             return entry in file.read().split(b"\0")
     except OSError:  # another user's, or gone
         return False

@@ -26,7 +26,7 @@ class LiveLooks:
 
     def __init__(self, on_first: Callable[[], None]) -> None:
         self._on_first = on_first
-        self._sampler = Sampler("all")
+        self._sampler = Sampler("all", watches_cut_gpus=True)
         self._seeing = Seeing()
         self._notes: list[str] = []
         self.first: Look | None = None  # until the driver has answered

@@ -16,7 +16,7 @@ from typing import Any
 from oomph.errors import Unreadable
 from oomph.records.machine import Device, Machine, MappedBy
 from oomph.sensing import cuda_order
-from oomph.sensing.mig import read_instance, read_mig_mode
+from oomph.sensing.mig import Slice, read_instance, read_mig_mode
 from oomph.sensing.nvml import NO_GPU, Handle, Nvml, Refusal
 from oomph.sensing.torch_cuda import not_visible, running_torch, uuid_from_torch
 from oomph.sensing.visible import (
@@ -99,7 +99,11 @@ def identities_of(machine: Machine) -> tuple[GpuIdentity, ...]:
             gpu.index,
             gpu.uuid,
             gpu.name,
-            tuple(SliceIdentity(part.uuid, part.mig_instance) for part in gpu.slices if part.uuid),
+            tuple(
+                SliceIdentity(part.uuid, part.mig_instance, part.index)
+                for part in gpu.slices
+                if part.uuid
+            ),
             None if any(part.uuid is None for part in gpu.slices) else gpu.mig_enabled,
         )
         for gpu in machine.gpus
@@ -191,7 +195,7 @@ def _identify(nvml: Nvml, index: int) -> GpuIdentity:
     answer = nvml.ask_gpu(handle, "nvmlDeviceGetName")
     name = None if isinstance(answer, Refusal) else answer
     mig = read_mig_mode(nvml, handle)
-    slices = [_identify_slice(nvml, part.pointer) for part in mig.slices or ()]
+    slices = [_identify_slice(nvml, part) for part in mig.slices or ()]
     is_whole_known = mig.slices is not None and None not in slices
     return GpuIdentity(
         index,
@@ -202,11 +206,11 @@ def _identify(nvml: Nvml, index: int) -> GpuIdentity:
     )
 
 
-def _identify_slice(nvml: Nvml, pointer: Any) -> SliceIdentity | None:
-    handle = nvml.known(pointer)
+def _identify_slice(nvml: Nvml, part: Slice) -> SliceIdentity | None:
+    handle = nvml.known(part.pointer)
     if isinstance(handle, Refusal) or handle.uuid is None:
         return None
-    return SliceIdentity(handle.uuid, read_instance(nvml, handle))
+    return SliceIdentity(handle.uuid, read_instance(nvml, handle), part.slot)
 
 
 def open_shown(nvml: Nvml, shown: Shown) -> Handle:

@@ -26,7 +26,7 @@ from oomph.records.run import Event, EventKind, GpuSpan, Peak, WatchedGpu
 from oomph.sensing import nvml as session
 from oomph.sensing.accounting import accounted_peaks
 from oomph.sensing.gpm import dcgm_runs, open_gpm
-from oomph.sensing.gpus import NOTHING_READ
+from oomph.sensing.gpus import NOTHING_READ, on_all
 from oomph.sensing.looks import Looks
 from oomph.sensing.mapping import identify_gpus, open_shown, visible_gpus
 from oomph.sensing.nvml import Nvml, Refusal, with_nvml
@@ -66,6 +66,8 @@ class Sampler:
     """Watches the GPUs that CUDA shows to this process, or all of them.
 
     With `cuda_index` only that one, if there is one. `looks_per_span` is how often in a second.
+    Of a GPU that is cut into slices those are watched; with `watches_cut_gpus` also the whole of
+    it, without its processes, which its slices have: a sum over all would count them twice.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class Sampler:
         *,
         cuda_index: int | None = None,
         looks_per_span: int = LOOKS_PER_SPAN,
+        watches_cut_gpus: bool = False,
     ) -> None:
         self._which = which
+        self._watches_cut_gpus = watches_cut_gpus
         self._cuda_index = cuda_index
         self._looks_per_span = looks_per_span
         started = time.monotonic()
@@ -193,7 +197,7 @@ class Sampler:
     def _find(self, nvml: Nvml) -> Sequence[Shown]:
         gpus = identify_gpus(nvml)
         if self._which == "all":
-            return [shown for gpu in gpus for shown in _parts(gpu)]
+            return [shown for gpu in gpus for shown in _parts(gpu, with_cut=self._watches_cut_gpus)]
         visible = visible_gpus(gpus)
         if visible.problem:
             self._tell("warning", visible.problem)
@@ -338,9 +342,10 @@ def _unwatched(identity: Identity) -> _Gpu:
     return _Gpu(identity, watched)
 
 
-def _parts(gpu: GpuIdentity) -> list[Shown]:
-    """The GPU, or the slices that it is cut into."""
-    return [Shown(gpu, part) for part in gpu.slices] or [Shown(gpu)]
+def _parts(gpu: GpuIdentity, *, with_cut: bool) -> list[Shown]:
+    """The GPU, or the slices that it is cut into; with itself, if that is wanted."""
+    slices = [Shown(gpu, part) for part in gpu.slices]
+    return [Shown(gpu), *slices] if with_cut or not slices else slices
 
 
 def _told(process: Process) -> str:
@@ -362,10 +367,11 @@ def _as_devices(gpus: Sequence[_Gpu]) -> tuple[Device, ...]:
             index=index,
             uuid=gpu.identity.shown.gpu.uuid,
             name=gpu.identity.shown.gpu.name,
-            mig_enabled=True,
         )
-        found[index] = replace(whole, slices=(*whole.slices, device))
-    return tuple(found.values())
+        found[index] = replace(whole, mig_enabled=True, slices=(*whole.slices, device))
+    return tuple(
+        replace(one, processes=on_all(one.slices)) if one.slices else one for one in found.values()
+    )
 
 
 def _device(gpu: _Gpu) -> Device:
@@ -373,7 +379,7 @@ def _device(gpu: _Gpu) -> Device:
         return gpu.watch.device()
     return replace(
         NOTHING_READ,
-        index=gpu.identity.index,
+        index=gpu.identity.own_index,
         uuid=gpu.watched.uuid,
         name=gpu.watched.name,
         total_bytes=gpu.watched.total_bytes,

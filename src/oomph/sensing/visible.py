@@ -23,6 +23,7 @@ _OLD_MIG_FORM = re.compile(r"MIG-(GPU-[^/]+)/(\d{1,9})/(\d{1,9})")
 class SliceIdentity:
     uuid: str
     instance: tuple[int, int] | None  # GPU instance, compute instance
+    slot: int  # NVML's number of it among the slices of its GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,11 @@ class Identity:
     def index(self) -> int:
         return self.shown.gpu.index
 
+    @property
+    def own_index(self) -> int:
+        """Of a slice, its number among those of its GPU, as a Device has it."""
+        return self.index if self.shown.slice is None else self.shown.slice.slot
+
 
 class Watch:
     """One GPU that answers. A GPU that comes back gets a new one."""
@@ -55,6 +60,7 @@ class Watch:
         self._gpm = gpm
         self.handle = looks.handle
         self.is_slice = identity.shown.slice is not None
+        self._is_cut = bool(identity.shown.gpu.slices) and not self.is_slice
         self.occupants = Occupants()
         self._graphics: tuple[Listed, ...] = ()
         self._problem: str | None = None
@@ -175,6 +181,8 @@ class Watch:
         self._graphics = () if isinstance(listed, Refusal) else listed
 
     def _list_processes(self) -> None:
+        if self._is_cut:
+            return
         compute = list_kind(self._looks.nvml, self._looks.handle, "compute", self.total_bytes)
         if isinstance(compute, Refusal):
             self.occupants.update(compute)
@@ -234,7 +242,7 @@ class Watch:
         """The same as `oomph gpus` shows it, of the last span."""
         span, settled = self.last, self._settled
         return Device(
-            index=self.identity.index,
+            index=self.identity.own_index,
             uuid=self.identity.shown.uuid,
             name=self.name,
             total_bytes=self.total_bytes,

@@ -60,5 +60,13 @@ def _difference(change: Change) -> str:
         return ""
     difference = change.after - change.before
     if change.unit == "ratio":
-        return f"{100 * difference:+.0f} points"
-    return f"{difference / change.before:+.0%}" if change.before else ""
+        return _signed(100 * difference, " points")
+    return _signed(100 * difference / change.before, "%") if change.before else ""
+
+
+def _signed(figure: float, unit: str) -> str:
+    """
+    >>> _signed(-0.3, "%"), _signed(4.6, " points")
+    ('same', '+5 points')
+    """
+    return f"{figure:+.0f}{unit}" if round(figure) else "same"

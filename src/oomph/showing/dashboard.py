@@ -52,7 +52,7 @@ def as_history(sighting: Sighting, past: Sequence[Past]) -> dict[str, Any]:
 def _gpu(seen: SeenGpu, jobs: Mapping[int, Job], shows_commands: bool) -> dict[str, Any]:
     device, span, watched = seen.device, seen.span, seen.watched
     return {
-        "index": device.index,
+        "index": watched.index,  # of a slice, that of its GPU
         "uuid": device.uuid,
         "name": device.name,
         "is_slice": device.is_slice,

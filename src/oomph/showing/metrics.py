@@ -201,4 +201,4 @@ def _filled(family: Any, rows: Iterable[tuple[SeenGpu, float | None]]) -> Metric
 
 def _labels(seen: SeenGpu) -> list[str]:
     device = seen.device
-    return [device.uuid or "", str(device.index), device.name or ""]
+    return [device.uuid or "", str(seen.watched.index), device.name or ""]

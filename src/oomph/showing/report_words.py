@@ -20,7 +20,10 @@ def circumstances(report: Report) -> str:
     """Where, when, how long, and how it ended."""
     by = f" by {report.user}" if report.user else ""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(report.started_at))
-    return f"on {report.host}{by}, {when}, for {format_duration(report.lasted_s)}, {_end(report)}"
+    lasted = format_duration(report.lasted_s)
+    if report.halted_s:
+        lasted += f" (of which it was halted for {format_duration(report.halted_s)})"
+    return f"on {report.host}{by}, {when}, for {lasted}, {_end(report)}"
 
 
 def _end(report: Report) -> str:
@@ -115,8 +118,7 @@ def idle(gpu: GpuFigures) -> str:
     """How often and how long it stood still."""
     if gpu.busy is None:
         return "unknown"
-    count = len(gpu.busy.gaps)
-    total = format_duration(sum(gap.lasted_s for gap in gpu.busy.gaps))
+    count, total = gpu.busy.num_gaps, format_duration(gpu.busy.gaps_s)
     return "none" if not count else f"{count} gap{'s' * (count > 1)}, {total}"
 
 

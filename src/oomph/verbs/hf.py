@@ -52,9 +52,11 @@ class WatchingHooks(Harmless):
 
     @harmless
     def on_step_end(self, args: Any, *_: Any, **__: Any) -> None:
-        """A loader that nobody could time tells no samples, either."""
+        """A loader that nobody could time tells no samples, either. One that is timed is a batch
+        ahead: it fetches two in the first step of an epoch, and none in the last."""
+        is_timed = self._loader.is_timed
         whole = args.train_batch_size * args.gradient_accumulation_steps
-        self._run.end_step(None if self._loader.is_timed else whole)
+        self._run.end_step(None if is_timed else whole, is_timed=is_timed)
 
     @harmless
     def on_prediction_step(self, *_: Any, **__: Any) -> None:

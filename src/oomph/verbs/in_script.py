@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Batch = TypeVar("Batch")
 
-_TOLD_S = 0.5  # how late the run hears of a step
+_TOLD_S = 1.0  # how late the run hears of a step
 _PEAKS_S = 5.0  # how often torch is asked: it makes a dict of all its counters each time
 
 
@@ -174,10 +174,17 @@ class Watching(Harmless):
             self.resume()
 
     @harmless
-    def end_step(self, num_samples: int | None = None, *, at: float | None = None) -> None:
-        """A step has ended, now or before; the next begins with the wait for its data."""
+    def end_step(
+        self, num_samples: int | None = None, *, at: float | None = None, is_timed: bool = False
+    ) -> None:
+        """A step has ended, now or before; the next begins with the wait for its data.
+
+        `is_timed`: somebody tells every wait, also that for batches of later steps.
+        """
         now = time.monotonic() if at is None else at
         self._take_fetched()
+        if is_timed:
+            self._clock.all_told()
         self._end(now, num_samples)
         if now >= self.due or len(self._ended) >= MOST_UNTOLD:
             self._settle(now)
@@ -205,12 +212,10 @@ class Watching(Harmless):
         """Tell what has ended: not at each step, for that costs more than to take part of it."""
         self.due = now + _TOLD_S
         self._take_fetched()
-        for ended, duration_s, data_wait_s, num_samples in self._ended:
-            self._tally.add(duration_s, data_wait_s, num_samples)
-            self._run.log.step(
-                ended - duration_s, ended, num_samples=num_samples, data_wait_s=data_wait_s
-            )
-        self._ended.clear()
+        if self._ended:
+            self._tally.add(self._ended)
+            self._run.log.steps(self._ended)
+            self._ended.clear()
         if now >= self._next_peaks:
             self._next_peaks = now + _PEAKS_S
             self._gpus.note_peaks()

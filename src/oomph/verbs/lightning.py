@@ -30,6 +30,7 @@ class WatchingHooks(Harmless):
         self._prints = prints
         self._evaluation: Any = None
         self._num_steps = 0
+        self._is_timed = False
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         self.turn_on()
@@ -40,7 +41,8 @@ class WatchingHooks(Harmless):
         self._run = _Run(prints=self._prints, rank=trainer.global_rank).start()
         self._num_steps = trainer.global_step
         loop = trainer.fit_loop.epoch_loop
-        if hasattr(loop, "_on_before_fetch"):  # else nobody measures the wait
+        self._is_timed = hasattr(loop, "_on_before_fetch")  # else nobody measures the wait
+        if self._is_timed:
             _Fetches(loop, self._run)
 
     @harmless
@@ -55,7 +57,7 @@ class WatchingHooks(Harmless):
             self._run.pause()
             return
         self._num_steps = trainer.global_step
-        self._run.end_step()
+        self._run.end_step(is_timed=self._is_timed)
         if trainer.loggers and trainer._logger_connector.should_update_logs:
             self._log(trainer)
 

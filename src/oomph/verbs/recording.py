@@ -55,6 +55,7 @@ class Recorder:
         self.stopping = Stopping(tuple if self._tree is None else self._tree.pids)
         self.recent: tuple[GpuSpan, ...] = ()  # replaced, never changed: any thread may read it
         self._warned: set[str] = set()
+        self._noted: list[Event] = []  # by another thread, and not written yet
         self._ended: Ended | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="oomph-diary", daemon=True)
@@ -62,6 +63,10 @@ class Recorder:
     def start(self) -> None:
         self.sampler.start()
         self._thread.start()
+
+    def note(self, kind: EventKind, text: str) -> None:
+        """Something has happened: it is written soon. From any thread."""
+        self._noted.append(self._event(kind, text))
 
     def finish(self, ended: Ended) -> bool:
         """The command has ended: write how, and close the diary. False: the disk hangs."""
@@ -85,7 +90,8 @@ class Recorder:
         self.recent = (*self.recent, *taken.spans)[-_MOST_RECENT:]
         self._diary.add_gpus(self.sampler.gpus())
         self._diary.add_spans(taken.spans, self._host_spans(now_s))
-        for event in taken.events:
+        noted, self._noted = self._noted, []
+        for event in (*taken.events, *noted):
             self._diary.add(event)
         if not self._diary.flush():
             self._warn(f"not everything can be kept of this run: {self._diary.problem}")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # A list of all processes takes some milliseconds on a busy machine, of the CPU that trains.
 _PROCESSES_S = 10.0
+_NONE_AT_WORK = "none was seen at work yet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,10 @@ class JoinedRun:
 
     def __init__(self, log: StepLog, directory: Path) -> None:
         self.log, self.directory = log, directory
-        self.problem = "oomph watch has seen none yet"
+
+    @property
+    def problem(self) -> str:
+        return _NONE_AT_WORK if self.gpus() else "oomph watch has seen none yet"
 
     def gpus(self) -> tuple[WatchedGpu, ...]:
         from oomph.running.diary_reader import read_gpus
@@ -110,7 +114,7 @@ class OwnRun:
 
     @property
     def problem(self) -> str:
-        return self._recorder.sampler.problem or "none was seen at work yet"
+        return self._recorder.sampler.problem or _NONE_AT_WORK
 
     def gpus(self) -> tuple[WatchedGpu, ...]:
         return self._recorder.sampler.gpus()

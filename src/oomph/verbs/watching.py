@@ -65,7 +65,10 @@ def watch(command: Sequence[str], probe: Probe | None = None) -> Watched:
         diary = Diary(directory, start)
         clock: Callable[[], float] = lambda: time.monotonic() - start.clock_s  # noqa: E731
         recorder = _recorder(child.pid, token, diary, clock, probe or Probe())
-        ended = child.wait(recorder.stopping if recorder else Stopping(tuple))
+        if recorder is None:
+            ended = child.wait(Stopping(tuple))
+        else:
+            ended = child.wait(recorder.stopping, recorder.note)
         # What could not be written in time would not be read in time, either.
         is_written = recorder is not None and recorder.finish(ended)
     return Watched(ended, _read(diary) if is_written else None, directory)
