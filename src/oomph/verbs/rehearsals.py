@@ -108,6 +108,7 @@ def choices_of(
 
 def first_look(rehearser: Rehearser) -> Rehearsed:
     """The model as it is given: what can be put on it, and what its blocks keep."""
+    from oomph.predicting.attention import with_seen_attention
     from oomph.predicting.block_costs import block_costs
     from oomph.records.workload import Variant
     from oomph.training.possible import possible
@@ -116,7 +117,7 @@ def first_look(rehearser: Rehearser) -> Rehearsed:
     small = Variant(micro_batch=2, accumulation=2)
     trace = rehearser.trace(small if given is None else replace(small, precision=given.precision))
     return Rehearsed(
-        possible=found,
+        possible=with_seen_attention(found, trace),
         batch_size=rehearser.batch_size,
         clips_gradients=rehearser.clips_gradients,
         given=given,
