@@ -105,6 +105,7 @@ def run(options: argparse.Namespace) -> int:
             say=_say,
             draws=bool(options.html),
             unprotected=options.unprotected,
+            fresh=options.fresh,
         )
     finally:
         _say("")  # an error, too, begins on a line of its own
