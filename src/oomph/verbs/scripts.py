@@ -200,6 +200,8 @@ def refused_by(seen: Seen) -> dict[str, str]:
         found |= dict.fromkeys(("tf32", "bf16", "fp16"), own)
     if seen.checkpointing != "none":
         found["checkpointing"] = "the script recomputes by itself"
+    if seen.is_fused:
+        found["fused-optimizer"] = "the script's optimizer is fused already"
     if seen.num_optimizers != 1:
         why = f"the script has {seen.num_optimizers} optimizers"
         found |= dict.fromkeys(
@@ -281,14 +283,31 @@ def _check_torch() -> None:
 
 def _server(script: Script, gpu: PretendedGpu) -> Callable[[BinaryIO, BinaryIO], None]:
     def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-        import torch._dynamo  # once, and not in each rehearsal  # noqa: F401
-
         from oomph.running.frames import read_frame, write_frame
 
+        _import_what_all_need()
         while (request := read_frame(requests)) is not None:
             write_frame(answers, _answered(script, gpu, request))
 
     return serve
+
+
+def _import_what_all_need() -> None:
+    """Once, and not in each rehearsal: they are forked from this process.
+
+    Libraries of the script's own are not among it: some look for a GPU when they are imported,
+    and find one only where it is pretended.
+    """
+    import gc
+
+    import torch._dynamo  # noqa: F401
+    import torch.utils.cpp_extension  # noqa: F401
+
+    import oomph.tracing.script.rehearsal
+    import oomph.training.possible  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # what is here stays: no rehearsal has to look through it again
 
 
 def _answered(script: Script, gpu: PretendedGpu, request: bytes) -> bytes:
