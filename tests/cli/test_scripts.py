@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import oomph
 from oomph.cli import main
 from oomph.running.sandbox import protection
 
@@ -110,6 +111,28 @@ def test_a_plan_keeps_the_batch_of_the_script(
         assert plan["micro_batch"] * plan["accumulate"] * plan["gpus"] == 32
     reasons = {one["what"]: one["why"] for one in told["rejected"]}
     assert "before the script makes its optimizer" in reasons["lora"]
+    assert list(train.iterdir()) == [train / "train.py"]
+
+
+def test_a_second_question_needs_no_rehearsal(train: Path) -> None:
+    told: list[str] = []
+    time.sleep(0.05)  # what was written a moment ago counts as written meanwhile
+    first = oomph.plan("train.py", gpu="v100-16gb", say=told.append)
+    assert "rehearsing the script as it is" in told
+    told.clear()
+    again = oomph.plan("train.py", gpu="v100-16gb", target_memory=0.9, say=told.append)
+    assert again.best is not None
+    assert first.best is not None
+    assert again.best.variant == first.best.variant
+    assert "rehearsing the script as it is" not in told
+    oomph.predict("train.py", gpu="v100-32gb", say=told.append)
+    assert "rehearsing the script as it is" not in told
+    oomph.predict("train.py", gpu="v100-32gb", say=told.append, fresh=True)
+    assert told.count("rehearsing the script as it is") == 1
+    (train / "train.py").write_text(TRAIN.replace("default=32", "default=16"))
+    changed = oomph.predict("train.py", gpu="v100-32gb", say=told.append)
+    assert told.count("rehearsing the script as it is") == 2
+    assert changed.variant.micro_batch == 16
     assert list(train.iterdir()) == [train / "train.py"]
 
 

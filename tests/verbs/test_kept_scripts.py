@@ -97,15 +97,17 @@ def test_the_same_question_is_answered_from_what_is_kept(project: Path) -> None:
     assert asked.num_rehearsed == 3
 
 
+def _fill(path: Path) -> None:
+    path.write_bytes(b"1" * path.stat().st_size)
+    os.utime(path, (1e9, 1e9))
+
+
 CHANGES: dict[str, Callable[[Path], Any]] = {
     "the script": lambda at: (at / "train.py").write_text(TRAIN.replace("ASK", "rows += 2")),
     "a module of the user's": lambda at: (at / "width.py").write_text("WIDTH = 32\n"),
     "a file that was read": lambda at: (at / "rows.txt").write_text("6"),
     "the size of a large file": lambda at: (at / "large.bin").write_bytes(bytes(3 << 20)),
-    "a large file of the same size and time": lambda at: (
-        (at / "large.bin").write_bytes(b"1" * (2 << 20)),
-        os.utime(at / "large.bin", (1e9, 1e9)),
-    ),
+    "a large file, not its size and time": lambda at: _fill(at / "large.bin"),
     "a file that was not there": lambda at: (at / "resume.pt").write_text(""),
     "a name in a directory that was listed": lambda at: (at / "shards" / "1").write_text(""),
     "a module that could come before another": lambda at: (at / "tqdm.py").write_text(""),

@@ -111,9 +111,8 @@ def first_look(rehearser: Rehearser) -> Rehearsed:
     from oomph.predicting.attention import with_seen_attention
     from oomph.predicting.block_costs import block_costs
     from oomph.records.workload import Variant
-    from oomph.training.possible import possible
 
-    found, given = rehearser.look(possible), rehearser.given
+    found, given = rehearser.look(_inspect), rehearser.given
     small = Variant(micro_batch=2, accumulation=2)
     trace = rehearser.trace(small if given is None else replace(small, precision=given.precision))
     return Rehearsed(
@@ -129,6 +128,13 @@ def first_look(rehearser: Rehearser) -> Rehearsed:
         doubt=trace.doubt,
         has_convolutions=bool(trace.convolutions),
     )
+
+
+def _inspect(model: Any, optimizer: Any) -> Possible:
+    """Where the model is, torch is, too; who knows it already need not import that."""
+    from oomph.training.possible import possible
+
+    return possible(model, optimizer)
 
 
 def _seconds(op: Op) -> float:

@@ -300,7 +300,7 @@ def _import_what_all_need() -> None:
     """
     import gc
 
-    import torch._dynamo  # noqa: F401
+    import torch._dynamo
     import torch.utils.cpp_extension  # noqa: F401
 
     import oomph.tracing.script.rehearsal
