@@ -23,6 +23,8 @@ _STARTING = frozenset(
     {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork"}
     | {"os.forkpty", "pty.spawn"}
 )
+# These tell of the machine, and open nothing of the user's; accelerate, say, asks nvidia-smi.
+_HARMLESS = frozenset({"nvidia-smi", "uname", "lscpu", "nproc", "hostname", "ldconfig"})
 _LISTING = frozenset({"os.listdir", "os.scandir"})
 _CHANGING = ("/proc/", "/sys/", "/dev/")  # of the moment, and not the user's
 _OF_THE_SYSTEM = ("/usr/lib", "/usr/share/", "/lib", "/etc/")  # hier(7)
@@ -55,7 +57,7 @@ class Touching:
             # Modules and their versions are looked for in every directory of sys.path.
             is_import = "importlib" in sys._getframe(1).f_code.co_filename
             _note(args[0] or ".", self._imported_from if is_import else self._listed)
-        elif event in _STARTING:
+        elif event in _STARTING and not _is_harmless(event, args):
             self._unseen = self._unseen or f"it started a process ({event})"
 
     def _note_open(self, path: Any, _: Any, flags: Any) -> None:
@@ -85,6 +87,12 @@ class Touching:
             asked_gpu=tuple(sorted(asked_gpu)),
             unseen=unseen,
         )
+
+
+def _is_harmless(event: str, args: tuple[Any, ...]) -> bool:
+    """Whether a program is started that reads nothing of the user's; a shell may do anything."""
+    program = args[0] if event == "subprocess.Popen" else None
+    return isinstance(program, str) and os.path.basename(program) in _HARMLESS  # noqa: PTH119
 
 
 def _note(path: Any, where: set[str]) -> None:
