@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import oomph
 from oomph.cli import main
 from oomph.running.sandbox import protection
 
@@ -113,6 +114,28 @@ def test_a_plan_keeps_the_batch_of_the_script(
     assert list(train.iterdir()) == [train / "train.py"]
 
 
+def test_a_second_question_needs_no_rehearsal(train: Path) -> None:
+    told: list[str] = []
+    time.sleep(0.05)  # what was written a moment ago counts as written meanwhile
+    first = oomph.plan("train.py", gpu="v100-16gb", say=told.append)
+    assert "rehearsing the script as it is" in told
+    told.clear()
+    again = oomph.plan("train.py", gpu="v100-16gb", target_memory=0.9, say=told.append)
+    assert again.best is not None
+    assert first.best is not None
+    assert again.best.variant == first.best.variant
+    assert "rehearsing the script as it is" not in told
+    oomph.predict("train.py", gpu="v100-32gb", say=told.append)
+    assert "rehearsing the script as it is" not in told
+    oomph.predict("train.py", gpu="v100-32gb", say=told.append, fresh=True)
+    assert told.count("rehearsing the script as it is") == 1
+    (train / "train.py").write_text(TRAIN.replace("default=32", "default=16"))
+    changed = oomph.predict("train.py", gpu="v100-32gb", say=told.append)
+    assert told.count("rehearsing the script as it is") == 2
+    assert changed.variant.micro_batch == 16
+    assert list(train.iterdir()) == [train / "train.py"]
+
+
 def test_a_script_that_fails_is_named_by_its_line(
     train: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +224,7 @@ def test_the_diff_makes_the_script_what_was_planned(
     asked = ["--gpu", "rtx4090", "--forbid", "checkpointing,8-bit-optimizer", "--diff"]
     assert main(["plan", "train.py", *asked, "--", "--width", "512"]) == 0
     told = capsys.readouterr().out
+    assert "start it with" not in told  # its arguments stay as they are
     diff = told[told.index("--- ") :]
     (train / "plan.diff").write_text(diff)
     before = (train / "train.py").read_text()
@@ -208,6 +232,75 @@ def test_the_diff_makes_the_script_what_was_planned(
     after = (train / "train.py").read_text()
     assert before != after
     compile(after, "train.py", "exec")
+
+
+# In the manner of nanoGPT, and as small: globals that arguments set, attention of its own.
+NANO = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+batch_size = 12
+gradient_accumulation_steps = 5 * 8
+n_embd = 512
+dtype = "bfloat16"
+exec(open("configurator.py").read())  # overrides from the command line
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
+        self.flash = hasattr(torch.nn.functional, "scaled_dot_product_attention")
+
+    def forward(self, x):
+        B, T, C = x.size()
+        q, k, v = (one.view(B, T, 8, C // 8).transpose(1, 2) for one in self.c_attn(x).split(C, 2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True) if self.flash else v
+        return x + self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
+
+def get_batch():
+    x = torch.randint(5000, (batch_size, 512))
+    return x.pin_memory().to("cuda", non_blocking=True)
+
+layers = [CausalSelfAttention() for _ in range(4)]
+model = nn.Sequential(nn.Embedding(5000, n_embd), *layers, nn.Linear(n_embd, 5000)).to("cuda")
+scaler = torch.amp.GradScaler("cuda", enabled=dtype == "float16")
+optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, fused=True)
+model = torch.compile(model)
+X = get_batch()
+for iter_num in range(100):
+    for micro_step in range(gradient_accumulation_steps):
+        with torch.amp.autocast("cuda", dtype=getattr(torch, dtype)):
+            loss = F.cross_entropy(model(X).flatten(0, 1), X.flatten())
+            loss = loss / gradient_accumulation_steps
+        X = get_batch()
+        scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+"""
+CONFIGURATOR = """
+import sys
+for arg in sys.argv[1:]:
+    key, val = arg.removeprefix("--").split("=")
+    globals()[key] = type(globals()[key])(val)
+"""
+
+
+def test_a_script_in_the_manner_of_nanogpt_is_told_its_own_arguments(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (train / "train.py").write_text(NANO)
+    (train / "configurator.py").write_text(CONFIGURATOR)
+    own = ["--batch_size=64", "--n_embd=256", "--gradient_accumulation_steps=2"]
+    asked = ["--gpu-memory", "2GiB", "--forbid", "checkpointing,8-bit-optimizer", "--diff"]
+    assert main(["plan", "train.py", "--gpu", "v100-16gb", *asked, "--", *own]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "sdpa (the model has it already)" in told
+    assert "by hand:" not in told
+    start = told[told.index("start it with: ") :]
+    size, width, times = (int(word.partition("=")[2]) for word in start.split()[3:6])
+    assert (size * times, width) == (128, 256)
+    assert size < 64
 
 
 FIXED = """

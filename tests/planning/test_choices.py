@@ -41,7 +41,7 @@ possibles = st.builds(
     replace,
     st.just(BERT),
     block_names=st.sampled_from([(), ("layer.0", "layer.1")]),
-    attention_is=st.sampled_from(["eager", "sdpa", "unknown"]),
+    attention_is=st.sampled_from(["eager", "sdpa", "none", "unknown"]),
     has_causal_head=st.booleans(),
     why_no_chunks=st.just("it is no language model"),
     num_adaptable=st.sampled_from([0, 12]),

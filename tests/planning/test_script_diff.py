@@ -270,6 +270,84 @@ def test_an_option_that_is_changed_elsewhere_is_not_trusted(change: str) -> None
     assert len(changes.by_hand) == 1
 
 
+# As nanoGPT has it: arguments are read by a file that is executed, and set globals of their names.
+GLOBALS = """batch_size = 16
+gradient_accumulation_steps = 5 * 8
+exec(open("configurator.py").read())
+if ddp:
+    gradient_accumulation_steps //= world_size
+
+def get_batch(split):
+    return [data[split] for _ in range(batch_size)]
+
+for _ in range(100):
+    for micro_step in range(gradient_accumulation_steps):
+        loss = model(get_batch("train"))
+        loss = loss / gradient_accumulation_steps
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_TWICE = seen_of(accumulation=2)  # 32 examples, two times
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            "--batch_size=32 --gradient_accumulation_steps=2",
+            "--batch_size=8 --gradient_accumulation_steps=8",
+        ),
+        (
+            "wide.py --batch_size=16 --lr=1 --gradient_accumulation_steps=2 --batch_size=32",
+            "wide.py --batch_size=16 --lr=1 --gradient_accumulation_steps=8 --batch_size=8",
+        ),
+        (
+            "batch_size=32 gradient_accumulation_steps=2",
+            "batch_size=8 gradient_accumulation_steps=8",
+        ),
+    ],
+)
+@pytest.mark.parametrize("how", [GLOBALS, GLOBALS.replace("exec(open", "globals().update(read")])
+def test_an_argument_that_sets_a_global_gets_the_new_value(
+    how: str, given: str, expected: str
+) -> None:
+    changes = split(how, given.split(), _TWICE, micro_batch=8, accumulation=8)
+    assert (changes.diff, changes.by_hand) == ("", ())
+    assert " ".join(changes.arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        (GLOBALS, "--batch_size=64 --gradient_accumulation_steps=2"),  # another than was seen
+        (GLOBALS, "--batch_size=32"),  # 5 * 8 or a part of it, which were not seen
+        (GLOBALS.replace("= 16", "= 32"), "wide.py --gradient_accumulation_steps=2"),  # may set it
+        (  # is that of its callers, who differ
+            GLOBALS.replace("get_batch(split)", "get_batch(split, batch_size)").replace(
+                'get_batch("train")', 'get_batch("train", 32) + get_batch("more", 0)'
+            ),
+            "--batch_size=32 --gradient_accumulation_steps=2",
+        ),
+        (GLOBALS.replace("exec(", "print("), "--batch_size=32 --gradient_accumulation_steps=2"),
+    ],
+)
+def test_an_argument_that_may_not_set_a_global_is_left(text: str, given: str) -> None:
+    changes = split(text, given.split(), _TWICE, micro_batch=8, accumulation=8)
+    assert (changes.diff, " ".join(changes.arguments)) == ("", given)
+    assert "where it comes from is not certain" in changes.by_hand[0]
+
+
+def test_a_global_that_no_argument_sets_is_changed_where_it_stands() -> None:
+    text = GLOBALS.replace("if ddp:\n    gradient_accumulation_steps //= world_size\n", "")
+    seen = seen_of(micro_batch=16, accumulation=40)
+    changes = split(text, ["--lr=1"], seen, micro_batch=8, accumulation=80)
+    assert applied(text, changes.diff).startswith(
+        "batch_size = 8\ngradient_accumulation_steps = 80\n"
+    )
+    assert (changes.arguments, changes.by_hand) == (("--lr=1",), ())
+
+
 def test_a_size_in_another_file_is_changed_there() -> None:
     sources = {
         "train.py": OPTIONS.replace("args.batch_size", "config.BATCH").replace(

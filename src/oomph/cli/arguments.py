@@ -28,6 +28,11 @@ def add_workload_and_gpu(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run a script where it cannot be kept from writing (docs/sandbox.md)",
     )
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="rehearse a script again, though what is kept of it seems true (docs/scripts.md)",
+    )
     gpu = parser.add_argument("--gpu", metavar="GPU", help="a GPU of oomph gpus --catalog")
     gpu.completer = complete_gpu  # type: ignore[attr-defined] # argcomplete's protocol
     parser.add_argument(

@@ -10,6 +10,7 @@ from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
 
 TYPE_CHECKING = False  # see oomph/__init__.py
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from oomph.records.plan import Plans
@@ -104,6 +105,7 @@ def run(options: argparse.Namespace) -> int:
             say=_say,
             draws=bool(options.html),
             unprotected=options.unprotected,
+            fresh=options.fresh,
         )
     finally:
         _say("")  # an error, too, begins on a line of its own
@@ -115,8 +117,8 @@ def run(options: argparse.Namespace) -> int:
     if options.o and plans.best is not None:
         save_plan(plans.best, options.o)
     _print(plans, as_json=options.json)
-    if options.diff:
-        _print_changes(drawn.changes)
+    if drawn.changes is not None and options.diff:
+        _print_changes(drawn.changes, options.of_script)
     return _exit_code(plans)
 
 
@@ -133,11 +135,10 @@ def _check_diff(options: argparse.Namespace, trained: str | Script) -> None:
         )
 
 
-def _print_changes(changes: ScriptChanges | None) -> None:
+def _print_changes(changes: ScriptChanges, given: Sequence[str]) -> None:
     from oomph.showing.script import print_changes
 
-    if changes is not None:
-        print_changes(changes)
+    print_changes(changes, given)
 
 
 def _print(plans: Plans, *, as_json: bool) -> None:

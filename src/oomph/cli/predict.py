@@ -151,6 +151,7 @@ def run(options: argparse.Namespace) -> int:
         adapters=options.adapters,
         expandable_segments=options.expandable_segments,
         unprotected=options.unprotected,
+        fresh=options.fresh,
         say=_say,
     )
     if options.json:

@@ -264,6 +264,7 @@ class _Chooser:
         already = {
             "eager": None,
             "sdpa": "the model has it already",
+            "none": "no attention was seen in the model",
             "unknown": "the model's attention is its own: use"
             " torch.nn.functional.scaled_dot_product_attention in it",
         }[self.possible.attention_is]

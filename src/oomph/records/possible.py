@@ -11,7 +11,8 @@ class Possible:
     """What can be put on a model. Found by looking at it: nothing was run."""
 
     block_names: tuple[str, ...]  # that can be recomputed in backward
-    attention_is: Literal["eager", "sdpa", "unknown"]  # "sdpa": it needs no exchange
+    # "sdpa" needs no exchange; "none": none was seen; "unknown": the model does not say.
+    attention_is: Literal["eager", "sdpa", "none", "unknown"]
     has_causal_head: bool  # its loss can be computed in pieces
     why_no_chunks: str | None  # where it cannot
     num_adaptable: int  # linear layers inside the blocks, that can have adapters

@@ -108,6 +108,17 @@ class Overrides:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Touched:
+    """What around a script has decided how it ran, as far as a rehearsal could see it."""
+
+    looked_at: tuple[str, ...]  # files, whether they were there or not
+    listed: tuple[str, ...]  # directories whose names were asked for
+    imported_from: tuple[str, ...]  # directories in which modules were looked for
+    asked_gpu: tuple[str, ...]  # fields of PretendedGpu that the script was told
+    unseen: str | None  # why there may be more; None: no reason is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptChanges:
     """What to change so that a script trains as planned."""
 

@@ -12,6 +12,8 @@ from oomph.showing.terminal import new_console, print_prose
 from oomph.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from oomph.records.script import ScriptChanges
@@ -101,14 +103,14 @@ def _short(path: str) -> str:
         return path
 
 
-def print_changes(changes: ScriptChanges) -> None:
-    """What to change by hand and in the arguments, and then the diff, byte for byte."""
+def print_changes(changes: ScriptChanges, given: Sequence[str]) -> None:
+    """What to change by hand and in the arguments that were given, then the diff, byte for byte."""
     console = new_console()
     for line in changes.by_hand:
         print_prose(console, f"by hand: {line}")
-    if changes.arguments:
+    if changes.arguments != tuple(given):
         print_prose(console, f"start it with: {shlex.join(changes.arguments)}")
     if changes.diff:
         sys.stdout.write(changes.diff)
-    else:
+    elif not changes.by_hand:
         print_prose(console, "no line of the script is to be changed")

@@ -36,6 +36,7 @@ def plan(
     prefer: Preference = "balance",
     checks: Checks | Path | str | None = None,
     unprotected: bool = False,
+    fresh: bool = False,
     say: Say | None = None,
 ) -> Plans:
     """The ways to train a workload that fit on a GPU, the best first, and what each costs.
@@ -46,7 +47,8 @@ def plan(
     `checks` are those of oomph.check, or their file: what they prove of a trick counts, and not
     what is assumed of models in general.
     A script (its path, or a Script with its arguments) is rehearsed as it is, in a sandbox;
-    `unprotected` lets it run where there can be none.
+    `unprotected` lets it run where there can be none, `fresh` rehearses it again though the
+    answers are kept.
     """
     from oomph.verbs.rehearsals import Asked
 
@@ -67,6 +69,7 @@ def plan(
         say=say,
         draws=False,
         unprotected=unprotected,
+        fresh=fresh,
     )
     return drawn.plans
 
@@ -92,6 +95,7 @@ def plan_and_draw(
     say: Say | None = None,
     draws: bool = True,
     unprotected: bool = False,
+    fresh: bool = False,
 ) -> Drawn:
     """The plans, with the timelines of their memory if they are to be drawn."""
     _check(asked)
@@ -112,7 +116,13 @@ def plan_and_draw(
         from oomph.verbs.script_plans import plan_script
 
         return plan_script(
-            script, asked, target, say or (lambda _: None), draws=draws, is_unprotected=unprotected
+            script,
+            asked,
+            target,
+            say or (lambda _: None),
+            draws=draws,
+            is_unprotected=unprotected,
+            is_fresh=fresh,
         )
     assert not isinstance(workload, Script)  # noqa: S101 - as_script has taken those
     place = find_place(workload)

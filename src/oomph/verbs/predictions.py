@@ -39,13 +39,15 @@ def predict(
     num_gpus: int = 1,
     sharding: str | None = None,
     unprotected: bool = False,
+    fresh: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Prediction:
     """What a training step will take on a GPU that need not be here.
 
     `workload` is a Workload, or the place of one: "train.py:workload"; or a script as it is: its
     path, or a Script with its arguments. A script runs in a sandbox, up to its second optimizer
-    step; `unprotected` lets it run where there can be none. `precision` is by default that of the
+    step; `unprotected` lets it run where there can be none, `fresh` rehearses it again though the
+    answer is kept. `precision` is by default that of the
     script, and "fp32" of a workload. `checkpointing` is "none",
     "blocks" (every block is recomputed), "every-2" (every second), "blocks:0,3" (the first and the
     fourth) or "selective" (what is cheap to recompute). `optimizer` is "as-is", the user's own as
@@ -112,6 +114,7 @@ def predict(
             expandable_segments=expandable_segments,
             say=say or _say_nothing,
             is_unprotected=unprotected,
+            is_fresh=fresh,
         )
     assert not isinstance(workload, Script)  # noqa: S101 - as_script has taken those
     asked = _Asked(find_place(workload), target, expandable_segments, measured)

@@ -108,15 +108,15 @@ def choices_of(
 
 def first_look(rehearser: Rehearser) -> Rehearsed:
     """The model as it is given: what can be put on it, and what its blocks keep."""
+    from oomph.predicting.attention import with_seen_attention
     from oomph.predicting.block_costs import block_costs
     from oomph.records.workload import Variant
-    from oomph.training.possible import possible
 
-    found, given = rehearser.look(possible), rehearser.given
+    found, given = rehearser.look(_inspect), rehearser.given
     small = Variant(micro_batch=2, accumulation=2)
     trace = rehearser.trace(small if given is None else replace(small, precision=given.precision))
     return Rehearsed(
-        possible=found,
+        possible=with_seen_attention(found, trace),
         batch_size=rehearser.batch_size,
         clips_gradients=rehearser.clips_gradients,
         given=given,
@@ -128,6 +128,13 @@ def first_look(rehearser: Rehearser) -> Rehearsed:
         doubt=trace.doubt,
         has_convolutions=bool(trace.convolutions),
     )
+
+
+def _inspect(model: Any, optimizer: Any) -> Possible:
+    """Where the model is, torch is, too; who knows it already need not import that."""
+    from oomph.training.possible import possible
+
+    return possible(model, optimizer)
 
 
 def _seconds(op: Op) -> float:

@@ -26,12 +26,15 @@ def plan_script(
     *,
     draws: bool,
     is_unprotected: bool,
+    is_fresh: bool,
 ) -> Drawn:
     from oomph.verbs.plan_search import Search
     from oomph.verbs.rehearsals import CannotBePutOn
     from oomph.verbs.scripts import rehearser_of
 
-    with rehearser_of(script, target, say, is_unprotected=is_unprotected) as rehearser:
+    with rehearser_of(
+        script, target, say, is_unprotected=is_unprotected, is_fresh=is_fresh
+    ) as rehearser:
         _check_it_steps(rehearser.seen.has_stepped)
         _hold_what_cannot_vary(rehearser, asked)
         search = Search(asked, target, _name(script), say, draws=draws)

@@ -31,13 +31,16 @@ def predict_script(
     expandable_segments: bool,
     say: Callable[[str], None],
     is_unprotected: bool,
+    is_fresh: bool,
 ) -> Prediction:
     from oomph.predicting import assembly
     from oomph.predicting.allocator_settings import AllocatorSettings
     from oomph.verbs.scripts import rehearser_of
     from oomph.verbs.step_times import step_time
 
-    with rehearser_of(script, target, say, is_unprotected=is_unprotected) as rehearser:
+    with rehearser_of(
+        script, target, say, is_unprotected=is_unprotected, is_fresh=is_fresh
+    ) as rehearser:
         if has_own_precision:
             wish = replace(wish, precision=rehearser.own.precision)
         variant = _variant(rehearser, wish)

@@ -1,4 +1,4 @@
-"""A script -> a rehearser of it: each rehearsal runs the script anew, inside a sandbox."""
+"""A script -> a rehearser of it: each rehearsal runs it in a sandbox, or is kept from before."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from oomph.records.script import Overrides, PretendedGpu, Script, Seen
     from oomph.records.trace import Trace
     from oomph.records.workload import How, Precision, Variant
+    from oomph.running.sandbox import Sandbox
     from oomph.tracing.script.answers import Rehearsed
     from oomph.verbs.targets import Target
 
@@ -128,6 +129,7 @@ class ScriptRehearser:
     def _traced(self, variant: Variant) -> Trace:
         from oomph.errors import OomphError
         from oomph.records.script import Overrides
+        from oomph.running.failures import NoSandbox
         from oomph.verbs.rehearsals import CannotBePutOn
 
         overrides = self._overrides(variant)
@@ -136,6 +138,8 @@ class ScriptRehearser:
         if overrides not in self._known:
             try:
                 self._known[overrides] = self._rehearse(overrides).trace
+            except NoSandbox:  # which is no fault of the trick's
+                raise
             except OomphError as error:
                 raise CannotBePutOn(error) from error
         return self._known[overrides]
@@ -196,6 +200,8 @@ def refused_by(seen: Seen) -> dict[str, str]:
         found |= dict.fromkeys(("tf32", "bf16", "fp16"), own)
     if seen.checkpointing != "none":
         found["checkpointing"] = "the script recomputes by itself"
+    if seen.is_fused:
+        found["fused-optimizer"] = "the script's optimizer is fused already"
     if seen.num_optimizers != 1:
         why = f"the script has {seen.num_optimizers} optimizers"
         found |= dict.fromkeys(
@@ -206,18 +212,59 @@ def refused_by(seen: Seen) -> dict[str, str]:
 
 @contextlib.contextmanager
 def rehearser_of(
-    script: Script, target: Target, say: Say, *, is_unprotected: bool = False
+    script: Script,
+    target: Target,
+    say: Say,
+    *,
+    is_unprotected: bool = False,
+    is_fresh: bool = False,
 ) -> Iterator[ScriptRehearser]:
-    """A rehearser while the sandbox stands. Raises what the script or the sandbox raises."""
-    from oomph.running.sandbox import Sandbox
+    """A rehearser while the sandbox stands, which is made when something is not known yet.
+
+    Raises what the script or the sandbox raises. Without protection nothing is kept: a script that
+    may write changes what its next rehearsal reads.
+    """
+    from oomph.verbs.kept_scripts import KeptScript
 
     _check_torch()
     gpu = pretended(target)
-    with Sandbox(_server(script, gpu), is_unprotected=is_unprotected) as sandbox:
+    with Asking(script, gpu, say, is_unprotected=is_unprotected) as asking:
+        ask = asking.ask
+        if not is_unprotected:
+            ask = KeptScript(script, gpu, ask, is_fresh=is_fresh).ask
+        yield ScriptRehearser(ask)
+
+
+class Asking:
+    """A sandbox with the script in it, from the first question on."""
+
+    def __init__(
+        self, script: Script, gpu: PretendedGpu, say: Say, *, is_unprotected: bool
+    ) -> None:
+        self._serve, self._say, self._is_unprotected = _server(script, gpu), say, is_unprotected
+        self._sandbox: Sandbox | None = None
+
+    def __enter__(self) -> Asking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._sandbox is not None:
+            self._sandbox.close()
+
+    def ask(self, request: bytes) -> bytes:
+        """The answer of a rehearsal. Raises NoSandbox, DiedInside, OutOfTime and SpokeNonsense."""
+        if self._sandbox is None:
+            self._sandbox = self._made()
+        return self._sandbox.ask(request, within_s=2 * _LIMIT_S)
+
+    def _made(self) -> Sandbox:
+        from oomph.running.sandbox import Sandbox
+
+        sandbox = Sandbox(self._serve, is_unprotected=self._is_unprotected)
         if sandbox.protection.kind == "none":
-            say(f"not protected: {sandbox.protection.why}")
-        say("rehearsing the script as it is")
-        yield ScriptRehearser(lambda request: sandbox.ask(request, within_s=2 * _LIMIT_S))
+            self._say(f"not protected: {sandbox.protection.why}")
+        self._say("rehearsing the script as it is")
+        return sandbox
 
 
 def _check_torch() -> None:
@@ -236,14 +283,31 @@ def _check_torch() -> None:
 
 def _server(script: Script, gpu: PretendedGpu) -> Callable[[BinaryIO, BinaryIO], None]:
     def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-        import torch._dynamo  # once, and not in each rehearsal  # noqa: F401
-
         from oomph.running.frames import read_frame, write_frame
 
+        _import_what_all_need()
         while (request := read_frame(requests)) is not None:
             write_frame(answers, _answered(script, gpu, request))
 
     return serve
+
+
+def _import_what_all_need() -> None:
+    """Once, and not in each rehearsal: they are forked from this process.
+
+    Libraries of the script's own are not among it: some look for a GPU when they are imported,
+    and find one only where it is pretended.
+    """
+    import gc
+
+    import torch._dynamo
+    import torch.utils.cpp_extension  # noqa: F401
+
+    import oomph.tracing.script.rehearsal
+    import oomph.training.possible  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # what is here stays: no rehearsal has to look through it again
 
 
 def _answered(script: Script, gpu: PretendedGpu, request: bytes) -> bytes:

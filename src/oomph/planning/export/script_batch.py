@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from oomph.planning.export.script_accumulation import check_loss, own_numbers, with_inner_loop
 from oomph.planning.export.script_draft import Draft
 from oomph.planning.export.script_edits import argument_of, with_keyword
+from oomph.planning.export.script_globals import Global
 from oomph.planning.export.script_loaders import batches_of
 from oomph.planning.export.script_loop import Loop, is_report, training_loop
-from oomph.planning.export.script_options import Number, Option, number_behind
+from oomph.planning.export.script_numbers import Number
+from oomph.planning.export.script_options import Origin, number_behind
 from oomph.planning.export.script_source import (
     Code,
     NotCertain,
@@ -161,7 +163,7 @@ def _is_size(node: ast.expr) -> bool:
     return _BATCH.search(_key(node)) is not None
 
 
-def _is_same(one: Number | Option | None, other: Number | Option | None) -> bool:
+def _is_same(one: Origin | None, other: Origin | None) -> bool:
     return one is not None and other is not None and _identity(one) == _identity(other)
 
 
@@ -177,8 +179,10 @@ def _steps_of_a_size(node: ast.AST) -> list[ast.expr]:
     return []
 
 
-def _identity(origin: Number | Option) -> object:
-    return id(origin.node) if isinstance(origin, Number) else origin.flags
+def _identity(origin: Origin) -> object:
+    if isinstance(origin, Number):
+        return id(origin.node)
+    return origin.name if isinstance(origin, Global) else origin.flags
 
 
 def _sizes(code: Code, loop: Loop) -> Iterator[tuple[Source, ast.expr]]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 
+from oomph.planning.export import script_globals
 from oomph.planning.export.script_arguments import value_of, with_value
 from oomph.planning.export.script_edits import replaced
-from oomph.planning.export.script_options import Number, Option, number_behind, options_of
+from oomph.planning.export.script_globals import Global
+from oomph.planning.export.script_numbers import Number
+from oomph.planning.export.script_options import Option, number_behind, options_of
 from oomph.planning.export.script_source import Code, Edit, NotCertain, Source
 
 
@@ -33,11 +36,18 @@ class Draft:
         origin = number_behind(self.code, source, node)
         if isinstance(origin, Option):
             return value_of(origin, self.arguments, options_of(self.code))
+        if isinstance(origin, Global):
+            return script_globals.value_of(origin, self.arguments)
         return origin.value if origin is not None else None
 
     def with_number(self, source: Source, node: ast.expr, value: int) -> Draft:
         """Where the expression's value comes from, another one. Raises NotCertain."""
         origin = number_behind(self.code, source, node)
+        if isinstance(origin, Global):
+            arguments = script_globals.with_value(origin, value, self.arguments)
+            if arguments is not None:
+                return replace(self, arguments=arguments)
+            origin = origin.number
         if isinstance(origin, Number):
             return self.plus(origin.source, replaced(origin.source, origin.node, str(value)))
         if isinstance(origin, Option):

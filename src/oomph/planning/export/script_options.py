@@ -1,22 +1,16 @@
-"""An expression of the user's -> what decides its value: a number in the text, or an option."""
+"""An expression of the user's -> what decides its value: a number in the text, or an argument."""
 
 from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from oomph.planning.export.script_edits import argument_of
+from oomph.planning.export.script_globals import Global, global_behind
+from oomph.planning.export.script_numbers import Number, whole_number
 from oomph.planning.export.script_origin import PARSED, Place, followed, is_set_elsewhere
 from oomph.planning.export.script_source import Code, Source, is_call_of, last_name
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A number that stands in the text."""
-
-    source: Source
-    node: ast.Constant
-    value: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +23,18 @@ class Option:
     place: Place
 
 
-def number_behind(code: Code, source: Source, node: ast.expr) -> Number | Option | None:
-    """The number or the option that decides an expression's value; None if that is not certain."""
+Origin: TypeAlias = "Number | Global | Option"
+
+
+def number_behind(code: Code, source: Source, node: ast.expr) -> Origin | None:
+    """What decides an expression's value; None if that is not certain."""
     source, node = followed(code, source, node)
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return Number(source, node, node.value)
+    found = global_behind(code, source, node)
+    if found is not None:
+        return found
+    value = whole_number(node)
+    if value is not None:
+        return Number(source, node, value)
     if isinstance(node, ast.Attribute) and not is_set_elsewhere(code, node.attr):
         return _option(code, source, node)
     return None
@@ -57,8 +58,10 @@ def _option(code: Code, source: Source, node: ast.Attribute) -> Option | None:
 
 
 def _plain(code: Code, source: Source, node: ast.expr | None) -> int | bool | str | None:
-    end = followed(code, source, node)[1] if node is not None else None
-    value = end.value if isinstance(end, ast.Constant) else None
+    if node is None:
+        return None
+    end = followed(code, source, node)[1]
+    value = end.value if isinstance(end, ast.Constant) else whole_number(end)
     return value if isinstance(value, (int, bool, str)) else None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from oomph.errors import OomphError, UsageError, UserCodeError
 from oomph.records.possible import Possible
-from oomph.records.script import Overrides, Seen
+from oomph.records.script import Overrides, Seen, Touched
 from oomph.records.stored import as_json, from_json, to_jsonable
 from oomph.records.trace import Trace
 from oomph.records.trace_columns import from_columns, to_columns
@@ -28,6 +28,7 @@ class Rehearsed:
     seen: Seen
     possible: Possible | None  # what can be put on the model; None: nothing was trained
     files: tuple[str, ...]  # the user's own, that were imported
+    touched: Touched  # what must be unchanged for the same answer
 
 
 def question(overrides: Overrides) -> bytes:
@@ -44,6 +45,7 @@ def answer(found: Rehearsed) -> bytes:
         "seen": as_json(found.seen),
         "possible": None if found.possible is None else as_json(found.possible),
         "files": found.files,
+        "touched": as_json(found.touched),
     }
     return json.dumps(content).encode()
 
@@ -83,4 +85,5 @@ def _rehearsed(told: dict[str, Any]) -> Rehearsed:
         seen=from_json(Seen, told["seen"]),
         possible=None if told["possible"] is None else from_json(Possible, told["possible"]),
         files=tuple(str(file) for file in told["files"]),
+        touched=from_json(Touched, told["touched"]),
     )

@@ -17,6 +17,7 @@ import torch
 from oomph.records.script import PretendedGpu
 from oomph.tracing import streams
 from oomph.tracing.pretend import Lie
+from oomph.tracing.script.asked_gpu import AskedGpu
 
 _MIB = 2**20
 _SEGMENT_BYTES = 2 * _MIB  # what the allocator asks the driver for, at least
@@ -28,10 +29,8 @@ RESERVED = "memory_reserved and mem_get_info were answered from what was allocat
 class _Properties:
     """What get_device_properties returns."""
 
-    def __init__(self, gpu: PretendedGpu) -> None:
-        self.name, self.total_memory = gpu.name, gpu.total_bytes
-        self.major, self.minor = gpu.capability
-        self.multi_processor_count = gpu.multi_processor_count
+    def __init__(self, gpu: AskedGpu) -> None:
+        self._gpu = gpu
         self.warp_size, self.regs_per_multiprocessor = 32, 65536
         self.max_threads_per_multi_processor = 2048
         self.shared_memory_per_block = 49152
@@ -42,6 +41,26 @@ class _Properties:
         self.gcnArchName = ""
         self.uuid = "00000000-0000-0000-0000-000000000000"
         self.pci_bus_id = self.pci_device_id = self.pci_domain_id = 0
+
+    @property
+    def name(self) -> str:
+        return self._gpu.name
+
+    @property
+    def total_memory(self) -> int:
+        return self._gpu.total_bytes
+
+    @property
+    def major(self) -> int:
+        return self._gpu.capability[0]
+
+    @property
+    def minor(self) -> int:
+        return self._gpu.capability[1]
+
+    @property
+    def multi_processor_count(self) -> int:
+        return self._gpu.multi_processor_count
 
     def __repr__(self) -> str:
         return (
@@ -64,9 +83,7 @@ class _Device:
 class Memory:
     """What a script is told about memory."""
 
-    def __init__(
-        self, recorder: Any, gpu: PretendedGpu, approximate: Callable[[str], None]
-    ) -> None:
+    def __init__(self, recorder: Any, gpu: AskedGpu, approximate: Callable[[str], None]) -> None:
         self._recorder, self._gpu, self._approximate = recorder, gpu, approximate
 
     def allocated(self, *_: Any, **__: Any) -> int:
@@ -104,30 +121,31 @@ class Memory:
         return "\n".join(f"{name}: {value}" for name, value in self.stats().items())
 
 
-def install(recorder: Any, gpu: PretendedGpu, approximate: Callable[[str], None]) -> None:
-    """Answer for a GPU."""
+def install(recorder: Any, gpu: PretendedGpu, approximate: Callable[[str], None]) -> AskedGpu:
+    """Answer for a GPU. Returns who knows what of it was asked for."""
+    asked = AskedGpu(gpu)
     Lie.capability, Lie.total_bytes = gpu.capability, gpu.total_bytes
-    memory = Memory(recorder, gpu, approximate)
-    answers = {**_of_device(gpu), **_of_memory(memory), **_of_streams(), **_of_generator()}
+    memory = Memory(recorder, asked, approximate)
+    answers = {**_of_device(gpu, asked), **_of_memory(memory), **_of_streams(), **_of_generator()}
     cuda: Any = torch.cuda
     for name, answer in answers.items():
         setattr(cuda, name, answer)
         for module in (cuda.memory, cuda.random):
             if hasattr(module, name):
                 setattr(module, name, answer)
-    _patch_accelerator(answers, gpu)
+    _patch_accelerator(answers)
     _patch_versions(gpu)
     _patch_marks()
     vars(torch)["Stream"], vars(torch)["Event"] = streams.Stream, streams.Event
+    return asked
 
 
 def _nothing(*_: Any, **__: Any) -> None:
     """What synchronises, seeds or empties: nothing runs here."""
 
 
-def _of_device(gpu: PretendedGpu) -> dict[str, Any]:
-    properties = _Properties(gpu)
-    sm = "".join(map(str, gpu.capability))
+def _of_device(gpu: PretendedGpu, asked: AskedGpu) -> dict[str, Any]:
+    properties = _Properties(asked)
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -136,10 +154,10 @@ def _of_device(gpu: PretendedGpu) -> dict[str, Any]:
         "device_count": lambda: gpu.count,
         "current_device": lambda: 0,
         "set_device": _nothing,
-        "get_device_name": lambda *_, **__: gpu.name,
-        "get_device_capability": lambda *_, **__: gpu.capability,
+        "get_device_name": lambda *_, **__: asked.name,
+        "get_device_capability": lambda *_, **__: asked.capability,
         "get_device_properties": lambda *_, **__: properties,
-        "get_arch_list": lambda: [f"sm_{sm}"],
+        "get_arch_list": lambda: [f"sm_{''.join(map(str, asked.capability))}"],
         "can_device_access_peer": lambda *_: gpu.count > 1,
         "_lazy_init": _nothing,
         "init": _nothing,
@@ -229,7 +247,7 @@ def _of_generator() -> dict[str, Any]:
     }
 
 
-def _patch_accelerator(answers: dict[str, Any], gpu: PretendedGpu) -> None:
+def _patch_accelerator(answers: dict[str, Any]) -> None:
     accelerator: Any = torch.accelerator
     here = torch.device("cuda")
     own = {
@@ -240,7 +258,6 @@ def _patch_accelerator(answers: dict[str, Any], gpu: PretendedGpu) -> None:
         "set_device_idx": _nothing,
         "device_index": _Device,
         "get_memory_info": answers["mem_get_info"],
-        "get_device_capability": lambda *_: gpu.capability,
     }
     for name in dir(accelerator):
         if name in own or name in answers:

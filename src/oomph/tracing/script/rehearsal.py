@@ -38,6 +38,7 @@ from oomph.tracing.script.memo import Memo
 from oomph.tracing.script.process import HandOver
 from oomph.tracing.script.recorder import ScriptRecorder
 from oomph.tracing.script.switches import Switched
+from oomph.tracing.script.touching import Touching
 from oomph.tracing.script.traced import trace_of
 from oomph.tracing.self_test import prepare_and_test
 from oomph.tracing.traces import users_files
@@ -61,6 +62,7 @@ class Rehearsal:
         self._hand_over, self._inspect = hand_over, inspect
         self._modules_before = set(sys.modules)
         self._possible: Possible | None = None
+        self._touching = Touching()
         self._doubt = prepare_and_test(gpu.capability, apply)
         self.recorder = recorder = ScriptRecorder(gpu.capability)
         recorder.computes = False
@@ -85,7 +87,7 @@ class Rehearsal:
         legacy.install()
         reading.install(recorder)
         factories.install(recorder, partial(self.batch_size.made, loop=loop))
-        cuda.install(recorder, gpu, approximate)
+        self._asked_gpu = cuda.install(recorder, gpu, approximate)
         files.install(recorder.host)
         refusals.install(approximate, self.fail)
         fused_attention.install(approximate)
@@ -124,6 +126,7 @@ class Rehearsal:
     # ---- while the script runs -----------------------------------------------------------------
 
     def __enter__(self) -> Rehearsal:
+        self._touching.listen()
         self.loop.modules.__enter__()
         self.recorder.current_module = self.loop.modules.current
         self.recorder.__enter__()
@@ -166,11 +169,13 @@ class Rehearsal:
             for file, line in self.batch_size.lines(seen.micro_batch)
         ]
         seen = replace(seen, lines=(*seen.lines, *batches))
+        files = users_files(self._modules_before)
         return Rehearsed(
             trace=replace(trace_of(loop), doubt=self._doubt),
             seen=seen,
             possible=self._possible,
-            files=users_files(self._modules_before),
+            files=files,
+            touched=self._touching.found(files, self._asked_gpu.fields),
         )
 
     def _untrained(self) -> UserCodeError:
