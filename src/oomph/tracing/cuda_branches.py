@@ -84,7 +84,8 @@ def _attention(
         repeats = query.size(-3) // key.size(-3)
         key = key.repeat_interleave(repeats, -3)
         value = value.repeat_interleave(repeats, -3)
-    if query.size(-1) % 4 == 0 or query.dtype != torch.float32:
+    is_aligned = query.size(-1) % 4 == 0 or query.dtype != torch.float32
+    if is_aligned and torch.backends.cuda.mem_efficient_sdp_enabled():
         return _efficient(query, key, value, attn_mask, **options)
     return torch.ops.aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale
@@ -93,7 +94,9 @@ def _attention(
 
 def _is_flash(query: Any, mask: Any) -> bool:
     is_low = query.dtype in (torch.float16, torch.bfloat16)
-    return bool(is_low and mask is None and query.size(-1) <= 256 and Lie.capability >= (8, 0))
+    is_small = query.size(-1) <= 256
+    is_there = Lie.capability >= (8, 0) and torch.backends.cuda.flash_sdp_enabled()
+    return bool(is_low and mask is None and is_small and is_there)
 
 
 def _flash(query: Any, key: Any, value: Any, **options: Any) -> Any:
