@@ -81,7 +81,7 @@ def run_script(
         try:
             _run(script)
         except SystemExit as error:
-            if error.code not in (None, 0):
+            if error.code not in (None, 0) or not rehearsal.has_trained():
                 _raise_exit(error, script, words)
         except OomphError:
             raise
@@ -127,7 +127,8 @@ def _run(script: Script) -> None:
 def _raise_exit(error: SystemExit, script: Script, words: LastWords) -> NoReturn:
     place = in_words(_line_of(error))
     code = f"exit({error.code!r})"[:300]
-    said = words.told() if isinstance(error.code, int) else None  # a text says why by itself
+    is_text = isinstance(error.code, str)  # which says why by itself
+    said = None if is_text else words.told()
     raise UserCodeError(
         f"the script ended itself at {place}",
         because=code if said is None else f"{code}, and the last that it said was: {said}",
