@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from oomph.errors import UserCodeError
+from oomph.records.script import Overrides, Script
 from oomph.tracing.script.rehearsal import CLOSURES, WAITING
+from oomph.tracing.script.run import rehearse_script
+from oomph.training import apply
 from tracing.rehearsals import mistakes
-from tracing.script.rehearsed import rehearsed
+from tracing.script.rehearsed import GPU, rehearsed
 
 _HEAD = """
 import torch, torch.nn as nn, torch.nn.functional as F
@@ -243,3 +246,22 @@ model.cuda()
     assert not seen.uses_compile
     called = _HEAD + decorated + "doubled(torch.ones(2, device='cuda'))\n" + _LOOP
     assert rehearsed(tmp_path, called)[1].uses_compile
+
+
+def test_lines_of_an_installed_package_that_is_asked_for_by_name_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site-packages" / "trainer_of_others"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text(_HEAD + "model.cuda()" + _LOOP + "\n")
+    (package / "broken.py").write_text("from trainer_of_others import train_nothing\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    here = str(tmp_path)
+    of_train = Script(module="trainer_of_others.train", directory=here)
+    seen = rehearse_script(of_train, GPU, Overrides(), apply).seen
+    assert {Path(line.file).name for line in seen.lines} == {"train.py"}
+    of_broken = Script(module="trainer_of_others.broken", directory=here)
+    with pytest.raises(UserCodeError) as caught:
+        rehearse_script(of_broken, GPU, Overrides(), apply)
+    assert "broken.py:1" in str(caught.value)
