@@ -45,14 +45,19 @@ def _lines(seen: Seen) -> list[str]:
 
 
 def _model(seen: Seen) -> str:
-    size = f"{seen.num_parameters / 1e6:,.1f}M parameters, {format_bytes(seen.parameter_bytes)}"
+    size = f"{_many(seen.num_parameters)} parameters, {format_bytes(seen.parameter_bytes)}"
     frozen = seen.num_parameters - seen.num_trainable
-    trained = f", {frozen / 1e6:,.1f}M of them frozen" if frozen else ""
+    trained = f", {_many(frozen)} of them frozen" if frozen else ""
     optimizer = seen.optimizer or "no optimizer of torch's kind"
     kind = " (fused)" if seen.is_fused else " (foreach)" if seen.is_foreach else ""
     rate = f", learning rate {seen.learning_rate:g}" if seen.learning_rate is not None else ""
     more = f" and {seen.num_optimizers - 1} more" if seen.num_optimizers > 1 else ""
     return f"{seen.model or 'no model'} ({size}{trained}), {optimizer}{kind}{more}{rate}"
+
+
+def _many(count: int) -> str:
+    """In millions, unless that would say 0.0M of some."""
+    return f"{count / 1e6:,.1f}M" if count >= 50_000 else f"{count:,}"
 
 
 def _batch(seen: Seen) -> str:
@@ -89,10 +94,12 @@ def _loader(seen: Seen) -> str:
 
 def _told(invented: Invented) -> str:
     times = f" {invented.count} times" if invented.count > 1 else ""
-    return (
-        f"{_short(invented.file)}:{invented.line} read a value that only training would have"
-        f" ({invented.what}{times})"
-    )
+    return f"{_place(invented)} read a value that only training would have ({invented.what}{times})"
+
+
+def _place(invented: Invented) -> str:
+    """A line of 0 is none of the script's: a library read it in a thread of its own."""
+    return f"{_short(invented.file)}:{invented.line}" if invented.line else invented.file
 
 
 def _short(path: str) -> str:

@@ -95,12 +95,12 @@ class BatchSize:
 
     def check(self, loop: Loop, loaders: Loaders) -> None:
         """Raises UsageError where the batch did not become what was asked for."""
-        if self.wanted is None or loop.micro_batch == self.wanted:
+        if self.wanted is None or loop.given.micro_batch == self.wanted:
             return
         loader = loaders.feeding
         raise UsageError(
             f"the batch of the script could not be varied to {self.wanted}",
-            because=f"the model was given {loop.micro_batch} examples at"
+            because=f"the model was given {loop.given.micro_batch} examples at"
             f" {loader.place if loader else in_words(users_line())}",
             attempt="the script's own option for its batch size, after --",
         )

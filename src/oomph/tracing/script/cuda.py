@@ -8,6 +8,7 @@ pretended.
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
@@ -114,8 +115,7 @@ class Memory:
             "active_bytes.all.current": self.allocated(),
             "active_bytes.all.peak": self.most_allocated(),
         }
-        zeros = ("num_ooms", "num_alloc_retries", "inactive_split_bytes.all.current")
-        return found | dict.fromkeys(zeros, 0)
+        return defaultdict(int, found)  # of all others torch counts some, and this does not
 
     def summary(self, *_: Any, **__: Any) -> str:
         return "\n".join(f"{name}: {value}" for name, value in self.stats().items())
@@ -171,6 +171,8 @@ def _of_device(gpu: PretendedGpu, asked: AskedGpu) -> dict[str, Any]:
         "utilization": lambda *_, **__: 0,
         "temperature": lambda *_, **__: 40,
         "power_draw": lambda *_, **__: 0,
+        "clock_rate": lambda *_, **__: 0,
+        "list_gpu_processes": lambda *_, **__: "GPU:0\nno processes are running",
         "cudart": _refuse_cudart,
     }
 

@@ -40,6 +40,7 @@ def install(recorder: Any, resize: Resize) -> None:
     methods: Any = torch.Tensor
     for name in _NEW:
         setattr(methods, name, _placed(getattr(methods, name)))
+    _patch_new_tensor()
     _patch_context()
     _patch_generator()
 
@@ -64,19 +65,50 @@ def _placed(function: Callable[..., Any], resize: Resize | None = None) -> Calla
     return made
 
 
+def of_data(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Of a list of tensors and numbers, too: torch reads them where no op shows it."""
+    try:
+        return function(*args, **kwargs)
+    except RuntimeError:  # it may have come to one that has no memory to be read
+        if not args or type(args[0]) not in (list, tuple) or is_suspended():
+            raise
+    return function(_numbers_of(args[0]), *args[1:], **kwargs)
+
+
+def _numbers_of(data: Any) -> Any:
+    if isinstance(data, torch.Tensor):
+        return data.tolist() if is_pretended(data) else data
+    if type(data) in (list, tuple):
+        return type(data)(map(_numbers_of, data))
+    return data
+
+
 def _with_values(recorder: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     def made(*args: Any, **kwargs: Any) -> Any:
         data = args[0] if args else kwargs.get("data")
-        out = function(*args, **kwargs)
+        out = of_data(function, args, kwargs)
         is_blank = is_pretended(out) and not isinstance(data, torch.Tensor) and not is_suspended()
         if is_blank:
             recorder.take_in(out, function.__name__)
             of_host = {name: value for name, value in kwargs.items() if name != "requires_grad"}
-            recorder.shadows.give(out, function(*args, **{**of_host, "device": "cpu"}))
+            value = of_data(function, args, {**of_host, "device": "cpu"})
+            recorder.shadows.give(out, value)
         return out
 
     made.__name__, made.__doc__ = function.__name__, function.__doc__
     return made
+
+
+def _patch_new_tensor() -> None:
+    """As `torch.tensor` with the tensor's own dtype and device, which torch says it is."""
+
+    def new_tensor(tensor: Any, data: Any, **kwargs: Any) -> Any:
+        own = {"dtype": tensor.dtype, "device": tensor.device}
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        return torch.tensor(data, **(own | given))
+
+    methods: Any = torch.Tensor
+    methods.new_tensor = new_tensor
 
 
 def _patch_context() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class Observed:
         group = optimizer.param_groups[0] if optimizer is not None else {}
         num_steps = sum(loop.num_steps.values())
         return Seen(
-            model=" + ".join(type(model).__name__ for model in models) or None,
+            model=_named(models) or None,
             num_parameters=sum(p.numel() for p in parameters),
             num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
             parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
@@ -85,18 +86,18 @@ class Observed:
             is_fused=group.get("fused"),
             is_foreach=group.get("foreach"),
             learning_rate=_figure(group.get("lr")),
-            micro_batch=loop.micro_batch,
+            micro_batch=loop.given.micro_batch,
             accumulation=_accumulation(loop) if num_steps else None,
             num_optimizer_steps=num_steps,
-            num_optimizers=len(loop.alive()),
+            num_optimizers=len(loop.stepping()),
             precision=self._precision(parameters),
             checkpointing=self._checkpointing(),
             uses_compile=COMPILE in self.approximations,
             uses_grad_scaler=self._scales,
             clips_gradients=loop.clips,
             loader=loader,
-            longest_sequence=loop.longest_sequence,
-            num_batches=loop.num_forwards,
+            longest_sequence=loop.given.longest_sequence,
+            num_batches=loop.given.num_batches,
             invented=invented,
             approximations=tuple(sorted(self.approximations)),
             has_stepped=bool(num_steps) or not loop.alive(),
@@ -124,6 +125,12 @@ class Observed:
         return "fp32"
 
 
+def _named(models: list[Any]) -> str:
+    """`Generator + 2 Critic`: each class once, as often as there is one."""
+    counts = Counter(type(model).__name__ for model in models)
+    return " + ".join(f"{n} {name}" if n > 1 else name for name, n in counts.items())
+
+
 def _outermost(models: list[Any]) -> list[Any]:
     """Without those that are parts of others."""
     inner = {id(part) for model in models for part in model.modules() if part is not model}
@@ -131,9 +138,9 @@ def _outermost(models: list[Any]) -> list[Any]:
 
 
 def _accumulation(loop: Loop) -> int:
-    """Backwards of the first whole step; those of several optimizers are no accumulation."""
-    num_optimizers = max(len(loop.alive()), 1)
-    return max(loop.backwards_of_step[0] // num_optimizers, 1)
+    """Batches of the first whole step; those of several optimizers are no accumulation."""
+    num_optimizers = max(len(loop.stepping()), 1)
+    return max(loop.added_up[0] // num_optimizers, 1)
 
 
 def _figure(value: Any) -> float | None:

@@ -24,9 +24,9 @@ class LastWords:
             self.write(line)
 
     def told(self) -> str | None:
-        """The last line that says something; a bar that draws itself anew is one line."""
-        lines = [line.rpartition("\r")[2].strip() for line in self._kept.splitlines()]
-        said = [line for line in lines if line]
+        """The last line that says something, which a progress bar does not."""
+        lines = [line.rpartition("\r")[2].strip() for line in self._kept.split("\n")]
+        said = [line for line in lines if line and not _is_bar(line)]
         return said[-1][-_MOST_TOLD:] if said else None
 
     def __getattr__(self, name: str) -> Any:
@@ -41,6 +41,11 @@ class LastWords:
 
     def __exit__(self, *error: object) -> None:
         self._stream.__exit__(*error)
+
+
+def _is_bar(line: str) -> bool:
+    """One of tqdm's, `3%|# | 3/100 [...]`, which is drawn once more when its loop is left."""
+    return "%|" in line and line.endswith("]")
 
 
 def listen() -> LastWords:

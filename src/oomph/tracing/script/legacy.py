@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from oomph.tracing.pretend import is_pretended
+from oomph.tracing.script.factories import of_data
 
 _LEGACY = {
     "FloatTensor": torch.float32,
@@ -40,11 +41,31 @@ def _legacy(name: str, dtype: Any) -> Any:
     return _LegacyType(name, (), {"__new__": made, "dtype": dtype, "__module__": "torch.cuda"})
 
 
+class _HostType(type):
+    true: Any  # torch's own, which is no class and cannot be patched
+
+    def __instancecheck__(cls, one: Any) -> bool:
+        if not isinstance(one, torch.Tensor) or not is_pretended(one):
+            return isinstance(one, cls.true)
+        return one.device.type == "cpu" and one.dtype == cls.true.dtype
+
+
+def _of_host(name: str, true: Any) -> Any:
+    """`torch.LongTensor(...)`, which may be given a list of figures of the GPU."""
+
+    def made(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return of_data(true, args, kwargs)
+
+    told = {"dtype": true.dtype, "layout": true.layout, "is_cuda": False}
+    return _HostType(name, (), {"__new__": made, "true": true, "__module__": "torch", **told})
+
+
 def install() -> None:
     """Patch them."""
     cuda: Any = torch.cuda
     for name, dtype in _LEGACY.items():
         setattr(cuda, name, _legacy(name, dtype))
+        setattr(torch, name, _of_host(name, getattr(torch, name)))
     original: Any = torch.Tensor.type
 
     def as_type(tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -52,6 +73,8 @@ def install() -> None:
             dtype = getattr(cuda, dtype.rpartition(".")[2])
         if isinstance(dtype, _LegacyType):
             return tensor.to("cuda", dtype.dtype)
+        if isinstance(dtype, _HostType):
+            dtype = dtype.true
         if dtype is None and is_pretended(tensor):
             kind = next(name for name, its in _LEGACY.items() if its == tensor.dtype)
             return f"torch.cuda.{kind}" if tensor.is_cuda else f"torch.{kind}"
@@ -71,7 +94,7 @@ def _patch_defaults() -> None:
     def set_type(kind: Any) -> None:
         name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
         if not name.startswith("torch.cuda."):
-            original(kind)
+            original(kind.true if isinstance(kind, _HostType) else kind)
             return
         torch.set_default_dtype(getattr(torch.cuda, name.rpartition(".")[2]).dtype)
         torch.set_default_device("cuda")

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 from oomph.records.trace import Phase
 from oomph.tracing.pretend import is_pretended
+from oomph.tracing.script.given import Given
 from oomph.tracing.script.modules import ScriptModules
 from oomph.tracing.script.places import unwrapped
 from oomph.tracing.script.recorder import ScriptRecorder
@@ -27,6 +28,8 @@ NUM_STEPS = 2
 # A critic is trained more often than what it judges: so many steps of one optimizer are enough if
 # every other has made one, and so many if another never does.
 _ENOUGH_STEPS, _MOST_STEPS = 5, 12
+# Those that ask for losses themselves may go on until they are content, which they never are here.
+MOST_CLOSURES = 64
 _MOST_BACKWARDS = 4  # where no optimizer is seen: parameters are updated by hand
 
 
@@ -45,9 +48,10 @@ class Loop:
         self.has_stepped_since: set[int] = set()
         self.num_backwards = 0
         self.backwards_of_step: list[int] = [0]
+        self.added_up: list[int] = [0]  # batches of each step, since its gradients were zeroed
+        self.num_closures = 0  # backwards inside of the step that is being made
         self.roots: dict[int, Any] = {}  # modules that were called from outside, in training
-        self.micro_batches: Counter[int] = Counter()
-        self.longest_sequence: int | None = None
+        self.given = Given()
         self.num_forwards = 0
         self.depth = 0  # of calls of modules
         self.in_backward = 0
@@ -96,6 +100,7 @@ class Loop:
         self.note_line("zero_grad")
         before = self.recorder.phase
         self.enter("zero_grad")
+        self.added_up[-1] = 0
         try:
             return zero()
         finally:  # some zero between forward and backward
@@ -129,7 +134,7 @@ class Loop:
             self._begin_training(given)
         self.enter("forward")
         self.num_forwards += 1
-        self._note_sizes(given)
+        self.given.called(module, given)
         return True
 
     def _begin_training(self, given: list[Any]) -> None:
@@ -146,15 +151,6 @@ class Loop:
             self.phase_starts.sort(key=lambda each: each[0])
         self.step_starts.append(start)
 
-    def _note_sizes(self, given: list[Any]) -> None:
-        if not given:
-            return
-        self.micro_batches[given[0].shape[0]] += 1
-        size = given[0].shape[0]  # a graph's edges are in two rows, and no sequences
-        whole = [t for t in given if _is_tokens(t) and t.shape[0] == size]
-        if whole:
-            self.longest_sequence = max(self.longest_sequence or 0, *(t.shape[1] for t in whole))
-
     # ---- backward and steps --------------------------------------------------------------------
 
     def backward(self, work: Callable[[], Any]) -> Any:
@@ -168,9 +164,12 @@ class Loop:
         finally:
             self.in_backward -= 1
             self._note_gradients()
+            self.added_up[-1] += self.given.trained()
             self.num_backwards += 1
             self.backwards_of_step[-1] += 1
-            if not self.alive() and self.num_backwards >= _MOST_BACKWARDS:
+            self.num_closures += self.is_stepping
+            is_by_hand = not self.alive() and self.num_backwards >= _MOST_BACKWARDS
+            if is_by_hand or self.num_closures >= MOST_CLOSURES:
                 self.finish()
             self.enter("step" if self.is_stepping else "input")
 
@@ -208,9 +207,20 @@ class Loop:
         found = ((place, reference()) for place, reference in enumerate(self.optimizers))
         return [(place, one) for place, one in found if one is not None]
 
+    def stepping(self) -> list[tuple[int, Any]]:
+        """Those of them that are to step: not one around another, which lets that one step."""
+        alive = self.alive()
+        stepped = {id(p) for place, one in alive if self.num_steps[place] for p in _of(one)}
+        return [
+            (place, one)
+            for place, one in alive
+            if self.num_steps[place] or not {id(p) for p in _of(one)} <= stepped
+        ]
+
     def before_step(self) -> None:
         self.is_stepping = True
         self.note_line("step")
+        self.given.trained()
         if not self.step_starts:  # gradients of torch.func, by a model that is no module
             self.step_starts.append(self.first_input)
         if not self.in_step and self.recorder.phase != "step":
@@ -218,7 +228,7 @@ class Loop:
 
     def after_step(self, optimizer: Any) -> None:
         """An optimizer has stepped: is that the end of a step, or of all?"""
-        self.is_stepping = False
+        self.is_stepping, self.num_closures = False, 0
         self.add_optimizer(optimizer)
         place = next(place for place, one in self.alive() if one is optimizer)
         self.num_steps[place] += 1
@@ -228,7 +238,7 @@ class Loop:
             if not self.in_step:
                 self.finish()
             self.is_done = True  # a GradScaler has to update itself yet
-        is_whole = {place for place, _ in self.alive()} <= self.has_stepped_since
+        is_whole = {place for place, _ in self.stepping()} <= self.has_stepped_since
         self.is_between_steps = is_whole or is_again
         if not self.in_step:
             self.enter("input")
@@ -237,22 +247,19 @@ class Loop:
         self.is_between_steps = False
         self.has_stepped_since = set()
         self.backwards_of_step.append(0)
+        self.added_up.append(0)
         self.step_starts.append(len(self.recorder.events))
         self.recorder.computes = self._is_last
         self.recorder.ops.clear()
 
     def is_enough(self) -> bool:
-        counts = [self.num_steps[place] for place, _ in self.alive()]
+        counts = [self.num_steps[place] for place, _ in self.stepping()]
         least, most = min(counts), max(counts)
         return least >= NUM_STEPS or most >= (_ENOUGH_STEPS if least else _MOST_STEPS)
 
-    @property
-    def micro_batch(self) -> int | None:
-        return self.micro_batches.most_common(1)[0][0] if self.micro_batches else None
 
-
-def _is_tokens(tensor: Any) -> bool:
-    return tensor.dim() == 2 and not tensor.is_floating_point()
+def _of(optimizer: Any) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _has_trainable(module: Any) -> bool:

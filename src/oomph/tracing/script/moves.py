@@ -56,7 +56,10 @@ def _patch_to(recorder: Any, on_input: Callable[[Any], Any]) -> None:
             return original(tensor, dtype or tensor.dtype, **options)
         with wanted(there):
             if not is_pretended(tensor):
-                return original(tensor, META, dtype or tensor.dtype, **options)
+                dtype = dtype or tensor.dtype
+                if tensor.requires_grad and torch.is_grad_enabled():
+                    return _Arrival.apply(tensor, dtype, options, original, recorder)
+                return original(tensor, META, dtype, **options)
             return _copied(tensor, dtype, options, there)
 
     def cuda(tensor: Any, device: Any = None, *_: Any, **__: Any) -> Any:
@@ -65,6 +68,7 @@ def _patch_to(recorder: Any, on_input: Callable[[Any], Any]) -> None:
     methods: Any = torch.Tensor
     methods.to, methods.cuda = to, cuda
     methods.cpu = lambda tensor, *_, **__: to(tensor, "cpu")
+    methods.type_as = lambda tensor, other: to(tensor, other)
     methods.pin_memory = lambda tensor, *_, **__: tensor
     methods.is_pinned = lambda *_, **__: False
     methods.share_memory_ = lambda tensor: tensor
@@ -91,6 +95,22 @@ class _Move(torch.autograd.Function):
     def backward(context: Any, *gradients: Any) -> Any:
         dtype, place = context.back
         return gradients[0].to(place, dtype), None, None, None
+
+
+class _Arrival(torch.autograd.Function):
+    """A real tensor of the host that wants a gradient: C++ would not take one without memory."""
+
+    @staticmethod
+    def forward(
+        context: Any, tensor: Any, dtype: Any, options: Any, move: Any, recorder: Any
+    ) -> Any:
+        context.back, context.recorder = tensor.dtype, recorder
+        return move(tensor, META, dtype, **options)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        gradient = context.recorder.real(gradients[0]).to(context.back)
+        return gradient, None, None, None, None
 
 
 def _parsed(args: Any, kwargs: Any) -> tuple[Any, Any, dict[str, Any]]:

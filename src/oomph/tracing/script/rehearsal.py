@@ -33,7 +33,7 @@ from oomph.tracing.script.answers import Rehearsed
 from oomph.tracing.script.batch_size import RESIZED, BatchSize
 from oomph.tracing.script.finding import Observed
 from oomph.tracing.script.loaders import Loaders
-from oomph.tracing.script.loop import Loop, collect_garbage
+from oomph.tracing.script.loop import MOST_CLOSURES, Loop, collect_garbage
 from oomph.tracing.script.memo import Memo
 from oomph.tracing.script.process import HandOver
 from oomph.tracing.script.recorder import ScriptRecorder
@@ -45,6 +45,7 @@ from oomph.tracing.traces import users_files
 
 Inspect = Callable[[Any, Any], Possible]  # a model, its optimizer
 NO_GPU = "the script put nothing on the GPU"
+CLOSURES = f"an optimizer that computes losses itself was ended after {MOST_CLOSURES} of one step"
 WAITING = "an optimizer of the script made no step: what it keeps is not counted"
 
 
@@ -154,13 +155,15 @@ class Rehearsal:
     def answer(self) -> Rehearsed:
         """What was seen. Raises UserCodeError if nothing was trained."""
         loop = self.loop
-        if not loop.num_backwards and not loop.num_steps:
+        if not self.has_trained():
             raise self._untrained()
         self.batch_size.check(loop, self.loaders)
         if self.batch_size.has_resized:
             self.approximate(RESIZED)
-        if any(not loop.num_steps[place] for place, _ in loop.alive()):
+        if any(not loop.num_steps[place] for place, _ in loop.stepping()):
             self.approximate(WAITING)
+        if loop.num_closures >= MOST_CLOSURES:
+            self.approximate(CLOSURES)
         if not self.recorder.events:
             self.approximate(NO_GPU)
         seen = self.observed.seen(loop, self.loaders.feeding, self.recorder.inventions.records())
@@ -177,6 +180,10 @@ class Rehearsal:
             files=files,
             touched=self._touching.found(files, self._asked_gpu.fields),
         )
+
+    def has_trained(self) -> bool:
+        """Was there a backward, or a step?"""
+        return bool(self.loop.num_backwards or self.loop.num_steps)
 
     def _untrained(self) -> UserCodeError:
         because = f"no backward and no step was seen in {self.recorder.num_ops} ops"

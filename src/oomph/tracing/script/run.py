@@ -7,6 +7,7 @@ process. What it writes, it writes: whoever starts this keeps it in a sandbox.
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import runpy
 import sys
@@ -23,7 +24,7 @@ from oomph.records.pace import SWITCH
 from oomph.records.script import Overrides, PretendedGpu, Script
 from oomph.tracing.script.last_words import LastWords, listen
 from oomph.tracing.script.process import HandOver, in_a_group
-from oomph.tracing.script.users_line import OURS, in_words, is_users, users_line
+from oomph.tracing.script.users_line import OURS, in_words, is_users, know_own, users_line
 
 if TYPE_CHECKING:
     from oomph.tracing.rehearse import Apply
@@ -81,7 +82,7 @@ def run_script(
         try:
             _run(script)
         except SystemExit as error:
-            if error.code not in (None, 0):
+            if error.code not in (None, 0) or not rehearsal.has_trained():
                 _raise_exit(error, script, words)
         except OomphError:
             raise
@@ -97,6 +98,7 @@ def _as_python_starts(script: Script) -> None:
         file = Path(script.path)
         if not file.is_file():
             raise UsageError(f"there is no file {script.path!r:.200}", attempt="its path")
+        know_own(script.path)
         sys.path.insert(0, str(file.resolve().parent))
         sys.argv = [script.path, *script.arguments]
     else:
@@ -121,13 +123,24 @@ def _run(script: Script) -> None:
         runpy.run_path(script.path, run_name="__main__")
     else:
         assert script.module is not None  # noqa: S101 - one of the two is given
+        _know_package(script.module)
         runpy.run_module(script.module, run_name="__main__", alter_sys=True)
+
+
+def _know_package(module: str) -> None:
+    """The whole package of `-m package.module`, which may be installed, is what is asked about."""
+    package, _, inner = module.partition(".")
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        return
+    know_own(str(Path(found.origin).parent) + os.sep if inner else found.origin)
 
 
 def _raise_exit(error: SystemExit, script: Script, words: LastWords) -> NoReturn:
     place = in_words(_line_of(error))
     code = f"exit({error.code!r})"[:300]
-    said = words.told() if isinstance(error.code, int) else None  # a text says why by itself
+    is_text = isinstance(error.code, str)  # which says why by itself
+    said = None if is_text else words.told()
     raise UserCodeError(
         f"the script ended itself at {place}",
         because=code if said is None else f"{code}, and the last that it said was: {said}",

@@ -17,7 +17,7 @@ def trace_of(loop: Loop) -> Trace:
     """What was recorded, with its categories. Of more than two steps, the last two are named."""
     return labelled(
         loop.recorder,
-        loop.micro_batch or 1,
+        loop.given.micro_batch or 1,
         parameters=_parameters(loop),
         gradients=loop.gradients,
         states=_states(loop),

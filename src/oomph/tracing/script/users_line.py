@@ -13,9 +13,17 @@ _LIBRARIES = tuple(
 )
 
 
+_own: set[str] = set()  # where the script itself is, though it be among libraries
+
+
+def know_own(place: str) -> None:
+    """A file or a directory that is the user's wherever it lies: what they asked for by name."""
+    _own.add(place)
+
+
 def is_users(file: str) -> bool:
     """Is a file neither of a library nor of oomph?"""
-    return not (
+    return any(map(file.startswith, _own)) or not (
         file.startswith((*_LIBRARIES, "<")) or "site-packages" in file or "dist-packages" in file
     )
 

@@ -39,10 +39,7 @@ def _wrapped(owner: Any, name: str, around: Any) -> None:
 def _watch_modules(
     loop: Loop, memo: Memo, loaders: Loaders, batch_size: BatchSize, switched: Switched
 ) -> None:
-    kind: Any = torch.nn.Module
-    original = kind.__call__
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def around(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if loop.depth or loop.in_backward:
             return original(self, *args, **kwargs)
         args, kwargs = batch_size.given_to_model(args, kwargs)
@@ -57,7 +54,22 @@ def _watch_modules(
             loop.depth -= 1
         return returned
 
-    kind.__call__ = call
+    _wrapped(torch.nn.Module, "__call__", around)
+    _watch_own_calls(around)
+
+
+def _watch_own_calls(around: Any) -> None:
+    """Classes that have a `__call__` of their own, seen when the first of them is made."""
+    known: set[type] = {torch.nn.Module}
+
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        owner = next(kind for kind in type(self).__mro__ if "__call__" in vars(kind))
+        if owner not in known and not owner.__module__.startswith("torch."):
+            _wrapped(owner, "__call__", around)
+        known.add(owner)
+
+    _wrapped(torch.nn.Module, "__init__", init)
 
 
 def _watch_backward(loop: Loop, memo: Memo, switched: Switched) -> None:
