@@ -76,16 +76,16 @@ def recovery_for(
     say: Callable[[str], None],
     *,
     measured: Measurements | None,
-    may_grow: bool,
+    may_grow: Callable[[], bool],
 ) -> Recovery:
-    """As a Stepper needs it: with the first size that it was given, or its plan's."""
+    """With the first size that was given, never to be exceeded, or the plan's."""
     splits = not resorts.how.optimizer_in_backward
     measured = measured if splits else None
     sizes = Sizes(
         micro_batch or (plan.micro_batch if plan else None),
         planned_sizes(plan) if plan else None,
         measured=measured,
-        may_grow=may_grow,
+        may_grow=lambda: micro_batch is None and may_grow(),
     )
     return Recovery(sizes, resorts, say, splits=splits, measured=measured)
 

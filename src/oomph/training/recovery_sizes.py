@@ -55,11 +55,11 @@ class Sizes:
         predictor: Predictor | None = None,
         *,
         measured: Measured | None = None,
-        may_grow: bool = False,
+        may_grow: Callable[[], bool] = lambda: False,
     ) -> None:
-        """may_grow: beyond the first, as far as was measured."""
+        """may_grow: beyond the first, as far as was measured; asked once, after a whole step."""
         self._first, self._predictor = first, predictor
-        self._measured, self._may_grow = measured, may_grow
+        self._measured, self._may_grow, self._grows = measured, may_grow, False
         self._has_stepped = False  # there is memory of the optimizer that comes with its first step
         self._told: dict[tuple[int, int], int] = {}  # by measurements; of examples and elements
         self._num_told_by = 0  # measurements
@@ -70,7 +70,7 @@ class Sizes:
         first = min(self._first or num, num)
         told = self._told_by_memory(num, elements)
         if told is not None:
-            first = told if self._may_grow or told < first else first
+            first = told if self._grows or told < first else first
         if not self._limits:
             return max(1, first)
         bucket = bucket_of(elements)
@@ -115,7 +115,8 @@ class Sizes:
         """A whole step went well. After many, a larger size may be tried."""
         if self._measured is not None and self._has_stepped:
             self._measured.fitted(elements, size)
-        self._has_stepped = True
+        if not self._has_stepped:
+            self._has_stepped, self._grows = True, self._may_grow()
         limit = self._limits.get(bucket_of(elements)) if self._limits else None
         if limit is None or size < limit.size:
             return

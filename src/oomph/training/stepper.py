@@ -102,7 +102,7 @@ class Stepper:
             micro_batch,
             say or _log.warning,
             measured=stepper_options.measured(model, plan) if agree is None else None,
-            may_grow=micro_batch is None and not stepper_options.has_batch_norm(model),
+            may_grow=lambda: not stepper_options.has_batch_norm(model),
         )
         self._passes = Passes(
             model,

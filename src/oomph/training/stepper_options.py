@@ -81,9 +81,13 @@ def measured(model: Any, plan: Plan | None) -> Measurements | None:
     if plan is not None:
         told = plan.prediction
         limit_bytes = told.capacity_bytes - (told.device_bytes - told.reserved_bytes)
-    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
-    gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
-    return Measurements(CudaMemory(device, limit_bytes), gradient_bytes)
+    return Measurements(CudaMemory(device, limit_bytes), lambda: _gradient_bytes_to_come(model))
+
+
+def _gradient_bytes_to_come(model: Any) -> int:
+    """In an accumulation, or before a library has zeroed them, some are there."""
+    to_come = (each for each in model.parameters() if each.requires_grad and each.grad is None)
+    return sum(parameter.numel() * parameter.element_size() for parameter in to_come)
 
 
 def has_batch_norm(model: Any) -> bool:

@@ -21,13 +21,12 @@ from oomph.training import apply, splitting
 from oomph.training.adapters.limits import tell_of_norms
 from oomph.training.adapters.pieces import Opened, Piece
 from oomph.training.out_of_memory import is_out_of_memory
-from oomph.training.recovery import Recovery, planned_sizes, said_by, tried_twice
-from oomph.training.recovery_sizes import Sizes
+from oomph.training.recovery import recovery_for, said_by, tried_twice
 from oomph.training.recovery_tricks import NAMES, LastResorts
 from oomph.training.rollback import Rollback, restore_rngs, rng_states
 from oomph.training.stepper_batches import Split
 from oomph.training.stepper_micro import left_out
-from oomph.training.stepper_options import device_kind
+from oomph.training.stepper_options import device_kind, has_batch_norm, measured
 from oomph.training.stepper_signals import SignalsHeld
 from oomph.training.weights import Weight, weigher, weights_of
 
@@ -38,8 +37,8 @@ FindWeight = Callable[[Opened, Callable[[Sequence[int]], Sequence[Any]]], Weight
 class Window:
     """The batches since the last step of the library's optimizer, and how to run them in pieces.
 
-    plan: its micro-batch is the first to be tried, its prediction gives the next ones; its tricks
-        are put on by its exports (to_hf, to_lightning, to_accelerate). micro_batch: without one.
+    plan: its micro-batch is the first to be tried, and grows to what fits by what was measured; its
+        tricks are put on by its exports (to_hf, to_lightning, to_accelerate). micro_batch: without.
     weight: what the loss is a mean of, as for a Stepper; None: `find_weight` finds it out.
     whole, split, last_resorts, keeps_other_rngs: as for a Stepper.
     backward: (loss, share) -> backward of a piece, where a piece is told to do it.
@@ -64,11 +63,13 @@ class Window:
         rollback: Rollback | None = None,
         is_zeroed_later: bool = False,
     ) -> None:
-        first = micro_batch or (plan.micro_batch if plan else None)
-        self._recovery = Recovery(
-            Sizes(first, planned_sizes(plan) if plan else None),
+        self._recovery = recovery_for(
             LastResorts(model, How(), last_resorts),
+            plan,
+            micro_batch,
             say,
+            measured=measured(model, plan),
+            may_grow=lambda: not has_batch_norm(model),
         )
         self._model, self._say, self._is_zeroed_later = model, say, is_zeroed_later
         self._keeps_other_rngs = keeps_other_rngs
@@ -149,6 +150,8 @@ class Window:
             parts = self._tried_parts(opened)
             if parts is None:
                 return False
+            if self._recovery.measured is not None:
+                self._recovery.measured.begin(opened.elements, opened.size)
             for data, num, share in parts:
                 piece = Piece(self, opened, data, num, share, is_first=is_first)
                 is_first = False
@@ -162,6 +165,8 @@ class Window:
                 if not piece.is_done:
                     self._give_up()
                     raise left_out()
+            if self._recovery.measured is not None:
+                self._recovery.measured.end(opened.elements, opened.size, opened.num)
         return True
 
     def _tried_parts(self, opened: Opened) -> list[tuple[Any, int, float]] | None:
