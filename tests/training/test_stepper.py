@@ -546,23 +546,6 @@ def test_an_optimizer_that_steps_in_backward_is_not_left_in_the_middle_in_silenc
         next(iter(step.micro(batch)))
 
 
-def test_ranks_agree_on_the_smallest_size() -> None:
-    job, (batch,) = Job(), batches(1)
-    said: list[int] = []
-
-    def agree(size: int) -> int:
-        said.append(size)
-        return 3  # another rank's
-
-    step = oomph.Stepper(job.model, job.optimizer, job.loss, agree=agree)
-    assert step(batch).micro_batch == 3
-    assert said == [12, 3]
-    assert_same(job, by_hand([batch]))
-    alone = oomph.Stepper(job.model, job.optimizer, job.loss, agree=lambda _: 0)
-    with pytest.raises(OomphError, match="does not fit"):
-        alone(batch)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -125,12 +125,6 @@ class Sizes:
             limit.num_good = 0
             limit.size = limit.below = _next_divisor(num, limit.size)
 
-    def cap(self, elements: int, size: int) -> None:
-        """Another rank needs smaller pieces than this one."""
-        bucket = bucket_of(elements)
-        limit = self._limits.setdefault(bucket, _Limit(size, size))
-        limit.size = limit.below = min(limit.size, max(size, 1))
-
     def forget(self) -> None:
         """Begin with the first size again."""
         self._limits.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytorch_lightning as pl
 import torch
 import transformers
 from planning.plans import plan_of
-from torch import nn
 from torch.utils.data import SequentialSampler
 
 import oomph
@@ -21,7 +19,6 @@ from training.adapters import jobs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BATCH, PLANNED = 32, 2
-Make = Callable[[], nn.Module]
 
 
 class Noted:
@@ -150,7 +147,7 @@ def by_hand(data: Any, accumulated: int = 1) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Noted]:
+def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
     return Noted(monkeypatch)
 
 

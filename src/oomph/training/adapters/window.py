@@ -21,12 +21,13 @@ from oomph.training import apply, splitting
 from oomph.training.adapters.limits import tell_of_norms
 from oomph.training.adapters.pieces import Opened, Piece
 from oomph.training.out_of_memory import is_out_of_memory
-from oomph.training.recovery import recovery_for, said_by, tried_twice
-from oomph.training.recovery_tricks import NAMES, LastResorts
+from oomph.training.recovery import said_by, tried_twice
+from oomph.training.recovery_of_model import recovery_for
+from oomph.training.recovery_tricks import NAMES
 from oomph.training.rollback import Rollback, restore_rngs, rng_states
 from oomph.training.stepper_batches import Split
 from oomph.training.stepper_micro import left_out
-from oomph.training.stepper_options import device_kind, has_batch_norm, measured
+from oomph.training.stepper_options import device_kind
 from oomph.training.stepper_signals import SignalsHeld
 from oomph.training.weights import Weight, weigher, weights_of
 
@@ -64,12 +65,7 @@ class Window:
         is_zeroed_later: bool = False,
     ) -> None:
         self._recovery = recovery_for(
-            LastResorts(model, How(), last_resorts),
-            plan,
-            micro_batch,
-            say,
-            measured=measured(model, plan),
-            may_grow=lambda: not has_batch_norm(model),
+            model, How(), plan, micro_batch=micro_batch, last_resorts=last_resorts, say=say
         )
         self._model, self._say, self._is_zeroed_later = model, say, is_zeroed_later
         self._keeps_other_rngs = keeps_other_rngs
