@@ -173,7 +173,7 @@ def refused(_: int) -> dict[str, Any]:
 
     def normed() -> Any:
         with oomph.emulated_gpu("64MiB"):
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3).cuda())
+            model = nn.SyncBatchNorm(3).cuda()
             return stepper(DistributedDataParallel(model))
 
     def divided() -> Any:

@@ -22,6 +22,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from oomph.errors import UsageError
+from oomph.training.recovery import Recovery
 
 
 class Has(IntEnum):
@@ -95,6 +96,19 @@ class Ranks:
                 gradient.copy_(received)
 
 
+def is_settled(ranks: Ranks, is_done: bool, recovery: Recovery) -> bool:
+    """Waits until all have their gradients. False if this one is to run its pieces again.
+
+    Raises OomphError, on all ranks, if one of them has found no way.
+    """
+    while True:
+        least = ranks.least(Has.GRADIENTS if is_done else Has.NOT_YET)
+        if least is Has.NO_WAY:
+            raise recovery.nothing_left("another rank has found no way for its part")
+        if least is Has.GRADIENTS or not is_done:
+            return is_done
+
+
 def ranks_of(model: Any) -> Ranks | None:
     """None for a model of one process. Raises UsageError for one that is divided over several."""
     if isinstance(model, DistributedDataParallel):
@@ -114,7 +128,7 @@ def _is_divided(model: Any) -> bool:
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
         return True
-    return any(type(parameter.data).__name__ == "DTensor" for parameter in model.parameters())
+    return any(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
 
 
 def _check(model: DistributedDataParallel) -> None:

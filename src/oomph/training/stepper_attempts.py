@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from oomph.training.out_of_memory import is_out_of_memory
-from oomph.training.ranks import Has, Ranks
+from oomph.training.ranks import Has, Ranks, is_settled
 from oomph.training.recovery import Recovery, half_updated, release, said_by, tried_twice
 from oomph.training.rollback import Rollback
 from oomph.training.stepper_batches import Batch, Batches
@@ -152,14 +152,7 @@ class Attempts:
 
     def _is_settled(self, is_done: bool) -> bool:
         """Have all ranks run all of their pieces? False if this one is to run its own again."""
-        if self._ranks is None:
-            return is_done
-        while True:
-            least = self._ranks.least(Has.GRADIENTS if is_done else Has.NOT_YET)
-            if least is Has.NO_WAY:
-                raise self._recovery.nothing_left("another rank has found no way for its part")
-            if least is Has.GRADIENTS or not is_done:
-                return is_done
+        return is_done if self._ranks is None else is_settled(self._ranks, is_done, self._recovery)
 
     def _undo(self) -> None:
         with SignalsHeld():

@@ -5,20 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import accelerate
 import pytest
-import pytorch_lightning as pl
 import torch
-import transformers
 from planning.plans import plan_of
-from torch.utils.data import SequentialSampler
 
 import oomph
 from oomph.training.adapters.window import Window
 from training.adapters import jobs
+from training.adapters.loops import (
+    BATCH,
+    make,
+    optimizer_of,
+    with_accelerate,
+    with_hf,
+    with_lightning,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-BATCH, PLANNED = 32, 2
+PLANNED = 2
 
 
 class Noted:
@@ -40,98 +44,6 @@ def rows(lengths: list[int]) -> list[dict[str, torch.Tensor]]:
     made = [jobs.examples(BATCH, length) for length in lengths]
     every = [row for batch in made for row in batch]
     return [{**row, "number": torch.tensor(number)} for number, row in enumerate(every)]
-
-
-def make() -> jobs.Wide:
-    model: jobs.Wide = jobs.make(jobs.Wide, torch.float32)
-    return model
-
-
-def optimizer_of(model: Any) -> Any:
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-
-
-def with_hf(
-    folder: Path, model: Any, data: Any, accumulated: int = 1, **options: Any
-) -> tuple[Any, int]:
-    class InOrder(oomph.hf.TrainerMixin, transformers.Trainer):  # type: ignore[misc]
-        def _get_train_sampler(self, *_: Any) -> Any:
-            return SequentialSampler(self.train_dataset)
-
-    optimizer = optimizer_of(model)
-    optimizer.register_step_pre_hook(lambda *_: model.used.step())
-    trainer = InOrder(
-        model=model,
-        args=transformers.TrainingArguments(
-            output_dir=str(folder),
-            per_device_train_batch_size=BATCH,
-            gradient_accumulation_steps=accumulated,
-            num_train_epochs=1,
-            lr_scheduler_type="constant",
-            max_grad_norm=0.0,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        ),
-        train_dataset=data,
-        optimizers=(optimizer, None),
-        weight="tokens",
-        **options,
-    )
-    trainer.train()
-    return trainer.model, trainer.state.global_step
-
-
-def with_lightning(
-    folder: Path, model: Any, data: Any, accumulated: int = 1, **options: Any
-) -> tuple[Any, int]:
-    class Module(pl.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.job = model
-
-        def training_step(self, batch: Any) -> Any:
-            return self.job(**batch)["loss"]
-
-        def on_before_optimizer_step(self, _: Any) -> None:
-            self.job.used.step()
-
-        def configure_optimizers(self) -> Any:
-            return optimizer_of(self)
-
-    trainer = pl.Trainer(
-        accelerator="gpu",
-        devices=1,
-        max_epochs=1,
-        accumulate_grad_batches=accumulated,
-        callbacks=[oomph.lightning.Guard(weight="tokens", **options)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
-    trainer.fit(Module(), jobs.loader(data, BATCH))
-    return model, trainer.global_step
-
-
-def with_accelerate(
-    _: Path, model: Any, data: Any, accumulated: int = 1, **options: Any
-) -> tuple[Any, int]:
-    accelerator = accelerate.Accelerator(gradient_accumulation_steps=accumulated)
-    made = accelerator.prepare(model, optimizer_of(model), jobs.loader(data, BATCH))
-    model, optimizer, loader = made
-    guard = oomph.accelerate.Guard(accelerator, model, optimizer, weight="tokens", **options)
-    num_steps = 0
-    for batch in loader:
-        with accelerator.accumulate(model):
-            guard.backward(batch, lambda part: model(**part)["loss"])
-            if accelerator.sync_gradients:
-                model.used.step()
-                num_steps += 1
-            optimizer.step()
-            optimizer.zero_grad()
-    return model, num_steps
 
 
 def by_hand(data: Any, accumulated: int = 1) -> dict[str, torch.Tensor]:
