@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oomph.training import splitting
+from oomph.training import examples, splitting
 from oomph.training.weights import Weight, weigher, weights_of
 
 Split = Callable[[Any, Sequence[int]], Sequence[Any]]
@@ -35,8 +35,8 @@ class Batches:
         self.opened: list[Batch] = []
 
     def open(self, data: Any) -> Batch:
-        num = splitting.num_examples(data)
-        opened = Batch(data, num, splitting.elements_per_example(data, num))
+        num = examples.num_examples(data, self._whole)
+        opened = Batch(data, num, examples.elements_per_example(data, num))
         self.opened.append(opened)
         return opened
 

@@ -17,7 +17,7 @@ from typing import Any
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import How
-from oomph.training import apply, splitting
+from oomph.training import apply, examples, splitting
 from oomph.training.adapters.limits import tell_of_norms
 from oomph.training.adapters.pieces import Opened, Piece
 from oomph.training.out_of_memory import is_out_of_memory
@@ -136,9 +136,9 @@ class Window:
                 self._ranks.begin()
             tried_twice(lambda: self._rollback.take(keeps_gradients=not self._is_zeroed_later))
             self._recovery.num_ooms_before = self.num_ooms
-        num = splitting.num_examples(data)
+        num = examples.num_examples(data, self._whole)
         rngs = rng_states(self._device_kind, self._keeps_other_rngs)
-        self.newest = Opened(data, num, splitting.elements_per_example(data, num), said, rngs)
+        self.newest = Opened(data, num, examples.elements_per_example(data, num), said, rngs)
         self._opened.append(self.newest)
         return self.newest
 
