@@ -28,7 +28,7 @@ def num_examples(batch: Any, whole: Collection[str] = ()) -> int:
     raise UsageError(
         f"a batch of {type(batch).__name__} cannot be split",
         because="no tensor or list of examples was found in it",
-        attempt="a dict, tuple or dataclass of tensors, or Stepper(..., split=function)",
+        attempt="a dict, tuple or dataclass of tensors; or split=function, count=function",
     )
 
 

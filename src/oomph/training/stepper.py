@@ -23,7 +23,7 @@ from oomph.training.ranks import ranks_of
 from oomph.training.recovery_of_model import recovery_for
 from oomph.training.rollback import Rollback
 from oomph.training.stepper_attempts import Attempts
-from oomph.training.stepper_batches import Batches, Split
+from oomph.training.stepper_batches import Batches, Count, Split
 from oomph.training.stepper_micro import Micro
 from oomph.training.stepper_passes import Passes
 from oomph.training.stepper_result import Result
@@ -46,6 +46,7 @@ class Stepper:
     clip_grad_norm: once, after the last piece. scheduler: goes on with each step.
     precision, scaler, micro_batch: where there is no plan. device: where pieces are moved to.
     whole: names in the batch that every piece is given whole. split: (batch, sizes) -> pieces.
+    count: batch -> how many examples it has, where that is not what its first tensor has rows.
     last_resorts: what may be switched on when a single example does not fit.
     copies: of weights and states on the host, before the "first" update, "always" or "never".
     keeps_other_rngs: set Python's and numpy's generators back, too, which costs each step.
@@ -68,6 +69,7 @@ class Stepper:
         device: Any = None,
         whole: Collection[str] = (),
         split: Split | None = None,
+        count: Count | None = None,
         last_resorts: Sequence[str] = recovery_tricks.NAMES,
         copies: Copies = "first",
         keeps_other_rngs: bool = False,
@@ -99,7 +101,7 @@ class Stepper:
             average=ranks.average if ranks else None,
         )
         self._attempts = Attempts(
-            Batches(weight, accumulate, whole, split),
+            Batches(weight, accumulate, whole, split, count),
             Rollback(model, optimizers, keeps_other_rngs=keeps_other_rngs),
             self._recovery,
             passes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from oomph.errors import UsageError
@@ -60,6 +61,17 @@ def no_loss(_: Any, __: Any) -> NoReturn:
     raise UsageError(
         "this Stepper was given no loss",
         attempt="Stepper(model, optimizer, loss), or step.micro(batch)",
+    )
+
+
+def no_scalar(loss: Any) -> UsageError:
+    """What backward cannot begin at."""
+    is_tensor = isinstance(loss, torch.Tensor)
+    what = f"a tensor of {list(loss.shape)}" if is_tensor else f"of type {type(loss).__name__}"
+    return UsageError(
+        f"the loss is {what}",
+        because="backward begins at one number",
+        attempt="loss.mean()" if is_tensor else 'outputs.loss, or outputs["loss"]',
     )
 
 

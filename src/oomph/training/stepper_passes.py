@@ -10,7 +10,7 @@ import torch
 
 from oomph.training import apply, splitting
 from oomph.training.recovery_tricks import LastResorts
-from oomph.training.stepper_options import device_kind, no_loss
+from oomph.training.stepper_options import device_kind, no_loss, no_scalar
 
 _LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -67,6 +67,8 @@ class Passes:
 
     def backward(self, loss: Any, share: float) -> None:
         """Backward of a piece that counts `share`."""
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise no_scalar(loss)
         self.losses.append((loss.detach(), share))
         if self.scaler is not None:
             loss = self.scaler.scale(loss)

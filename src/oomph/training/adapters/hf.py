@@ -33,8 +33,10 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
     """Put it before a Trainer: `class MyTrainer(oomph.hf.TrainerMixin, Trainer)`.
 
     The Trainer is made as ever, with these keywords more, all of them as for a Stepper: plan,
-    micro_batch, weight (found out when it is needed, unless told), whole, split, last_resorts,
-    keeps_other_rngs. `per_device_train_batch_size` is the batch, and not what has to fit.
+    micro_batch, weight (found out when it is needed, unless told), whole, split, count,
+    last_resorts, keeps_other_rngs.
+
+    `per_device_train_batch_size` is the batch, and not what has to fit.
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:

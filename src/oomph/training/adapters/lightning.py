@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class GuardHooks:
     """What the callback does; `Guard` is this and Lightning's Callback.
 
-    options: plan, micro_batch, weight ("mean" unless told), whole, split, last_resorts,
-        keeps_other_rngs: as for a Stepper.
+    options: plan, micro_batch, weight ("mean" unless told), whole, split, count,
+        last_resorts, keeps_other_rngs: as for a Stepper.
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:

@@ -26,7 +26,7 @@ from oomph.training.recovery import said_by, tried_twice
 from oomph.training.recovery_of_model import recovery_for
 from oomph.training.recovery_tricks import NAMES
 from oomph.training.rollback import Rollback, restore_rngs, rng_states
-from oomph.training.stepper_batches import Split
+from oomph.training.stepper_batches import Count, Split
 from oomph.training.stepper_micro import left_out
 from oomph.training.stepper_options import device_kind
 from oomph.training.stepper_signals import SignalsHeld
@@ -42,7 +42,7 @@ class Window:
     plan: its micro-batch is the first to be tried, and grows to what fits by what was measured; its
         tricks are put on by its exports (to_hf, to_lightning, to_accelerate). micro_batch: without.
     weight: what the loss is a mean of, as for a Stepper; None: `find_weight` finds it out.
-    whole, split, last_resorts, keeps_other_rngs: as for a Stepper.
+    whole, split, count, last_resorts, keeps_other_rngs: as for a Stepper.
     backward: (loss, share) -> backward of a piece, where a piece is told to do it.
     is_zeroed_later: gradients that are there when a window begins are those of the last step.
     ranks: that the model is replicated on; `close` then averages gradients over them.
@@ -59,6 +59,7 @@ class Window:
         weight: Weight | None = None,
         whole: Collection[str] = (),
         split: Split | None = None,
+        count: Count | None = None,
         last_resorts: Sequence[str] = NAMES,
         keeps_other_rngs: bool = False,
         find_weight: FindWeight | None = None,
@@ -77,7 +78,7 @@ class Window:
         self._device_kind = device_kind(model)
         self._weight, self._find_weight, self._backward = weight, find_weight, backward
         self._weigh = weigher(weight) if weight is not None else None
-        self._whole, self._split = frozenset(whole), split
+        self._whole, self._split, self._count = frozenset(whole), split, count
         self._opened: list[Opened] = []
         self._running: Opened | None = None
         self._has_looked_for_norms = False
@@ -136,7 +137,7 @@ class Window:
                 self._ranks.begin()
             tried_twice(lambda: self._rollback.take(keeps_gradients=not self._is_zeroed_later))
             self._recovery.num_ooms_before = self.num_ooms
-        num = examples.num_examples(data, self._whole)
+        num = self._count(data) if self._count else examples.num_examples(data, self._whole)
         rngs = rng_states(self._device_kind, self._keeps_other_rngs)
         self.newest = Opened(data, num, examples.elements_per_example(data, num), said, rngs)
         self._opened.append(self.newest)
