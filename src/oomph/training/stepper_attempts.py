@@ -22,6 +22,8 @@ from oomph.training.stepper_result import Result
 from oomph.training.stepper_signals import SignalsHeld
 from oomph.training.stepper_update import Update
 
+_ALONE: AbstractContextManager[None] = nullcontext()
+
 
 class Attempts:
     """Runs the batches of a step, as often as is needed; the inner side of a Stepper."""
@@ -102,7 +104,7 @@ class Attempts:
         return True
 
     def _quiet(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._ranks is None else self._ranks.quiet()
+        return _ALONE if self._ranks is None else self._ranks.quiet()
 
     def _pieces(self, batch: Batch) -> Iterator[tuple[Any, int, float]]:
         self._running = batch
