@@ -27,6 +27,9 @@ class Gpu:
         self.num_read += 1
         return Reading(WEIGHTS + self.has_gradients * GRADIENTS, self.peak, self.room)
 
+    def gradient_bytes_to_come(self) -> int:
+        return 0 if self.has_gradients else GRADIENTS
+
     def reset_peak(self) -> None:
         self.peak = 0
 
@@ -48,16 +51,25 @@ def linear(elements: int) -> float:
 
 def test_more_of_the_same_examples_take_in_proportion() -> None:
     gpu = Gpu(100_000, linear)
-    measured = Measurements(gpu, GRADIENTS)
+    measured = Measurements(gpu, gpu.gradient_bytes_to_come)
     assert measured.fits(10) is None
     gpu.run(measured, 64, 10, 8)
     # 96 % of the room, without weights and gradients, at 100 bytes each.
     assert measured.fits(10) == (96_000 - WEIGHTS - GRADIENTS) // 100
 
 
+def test_gradients_that_are_there_are_not_counted_again() -> None:
+    gpu = Gpu(100_000, linear)
+    measured = Measurements(gpu, gpu.gradient_bytes_to_come)
+    gpu.run(measured, 64, 10, 8)
+    between_steps = measured.fits(10)
+    gpu.has_gradients = True  # in the middle of an accumulation
+    assert measured.fits(10) == between_steps
+
+
 def test_what_fitted_fits_though_the_margin_says_otherwise() -> None:
     gpu = Gpu(10_100, linear)
-    measured = Measurements(gpu, GRADIENTS)
+    measured = Measurements(gpu, gpu.gradient_bytes_to_come)
     gpu.run(measured, 160, 10, 80)
     measured.fitted(10, 80)
     assert measured.fits(10) == 80
@@ -71,7 +83,7 @@ def test_a_length_that_was_not_measured_takes_no_more_than_is_told(
         return b * elements + c * elements**2
 
     gpu = Gpu(10**12, each)
-    measured = Measurements(gpu, GRADIENTS)
+    measured = Measurements(gpu, gpu.gradient_bytes_to_come)
     for length in lengths:
         gpu.run(measured, 64, length, 8)
     for length in (4, 100, 256, 600, 1024):
@@ -80,7 +92,7 @@ def test_a_length_that_was_not_measured_takes_no_more_than_is_told(
 
 def test_two_lengths_tell_the_third_of_what_grows_with_the_square() -> None:
     gpu = Gpu(10**9, lambda e: 7 * e + 0.5 * e * e)
-    measured = Measurements(gpu, GRADIENTS)
+    measured = Measurements(gpu, gpu.gradient_bytes_to_come)
     gpu.run(measured, 64, 100, 8)
     assert measured.each_bytes(400) == pytest.approx(16 * gpu.each(100), rel=1e-3)
     gpu.run(measured, 64, 200, 8)
@@ -89,7 +101,7 @@ def test_two_lengths_tell_the_third_of_what_grows_with_the_square() -> None:
 
 def test_a_smaller_piece_after_larger_ones_is_measured_by_itself() -> None:
     gpu = Gpu(100_000, linear)
-    measured = Measurements(gpu, GRADIENTS)
+    measured = Measurements(gpu, gpu.gradient_bytes_to_come)
     gpu.run(measured, 64, 10, 32)
     gpu.run(measured, 64, 20, 2)
     assert measured.each_bytes(20) == pytest.approx(linear(20), rel=0.01)
@@ -97,7 +109,7 @@ def test_a_smaller_piece_after_larger_ones_is_measured_by_itself() -> None:
 
 def test_what_has_been_measured_is_not_read_again() -> None:
     gpu = Gpu(100_000, linear)
-    measured = Measurements(gpu, GRADIENTS)
+    measured = Measurements(gpu, gpu.gradient_bytes_to_come)
     gpu.run(measured, 64, 10, 8)
     num_read = gpu.num_read
     gpu.run(measured, 64, 10, 8)
@@ -110,8 +122,8 @@ def test_what_has_been_measured_is_not_read_again() -> None:
 
 
 def sizes_of(gpu: Gpu, *, may_grow: bool = True) -> tuple[Sizes, Measurements]:
-    measured = Measurements(gpu, GRADIENTS)
-    return Sizes(8, measured=measured, may_grow=may_grow), measured
+    measured = Measurements(gpu, gpu.gradient_bytes_to_come)
+    return Sizes(8, measured=measured, may_grow=lambda: may_grow), measured
 
 
 def test_sizes_grow_to_what_fits_by_the_first_step_and_not_in_it() -> None:
@@ -161,9 +173,21 @@ def test_after_a_size_that_was_told_to_fit_fails_the_last_one_is_taken_for_good(
 
 def test_after_a_failure_measurements_may_come_near_what_failed() -> None:
     gpu = Gpu(5_000, linear)
-    measured = Measurements(gpu, GRADIENTS)
-    sizes = Sizes(measured=measured, may_grow=True)
+    measured = Measurements(gpu, gpu.gradient_bytes_to_come)
+    sizes = Sizes(measured=measured, may_grow=lambda: True)
     assert sizes.failed(120, 10, 40) == 20
     gpu.run(measured, 120, 10, 20)
     sizes.fitted(120, 10, 20)
     assert sizes.size_for(120, 10) == 24
+
+
+def test_whether_sizes_may_grow_is_asked_when_the_model_has_been_trained() -> None:
+    """A library has set it to training by then: BatchNorm, for one, forbids it only in training."""
+    gpu = Gpu(5_000, linear)
+    measured = Measurements(gpu, gpu.gradient_bytes_to_come)
+    is_training: list[bool] = []
+    sizes = Sizes(8, measured=measured, may_grow=lambda: not is_training)
+    gpu.run(measured, 48, 10, 8)
+    is_training.append(True)
+    sizes.fitted(48, 10, 8)
+    assert sizes.size_for(48, 10) == 8

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch.nn.utils import rnn
 
 from oomph.errors import UsageError
-from oomph.training.splitting import elements_per_example, moved, num_examples, piece_sizes, split
+from oomph.training.examples import elements_per_example, num_examples
+from oomph.training.splitting import moved, piece_sizes, split
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -84,6 +85,45 @@ def test_images_of_one_shape_are_told_from_columns_by_their_targets() -> None:
     images, targets = [torch.zeros(3, 8, 8)] * 4, [{"label": n} for n in range(4)]
     assert num_examples((images, targets)) == 4
     assert [len(piece[0]) for piece in split((images, targets), [2, 2])] == [2, 2]
+
+
+@pytest.mark.parametrize("length", [3, 4, 5])
+@pytest.mark.parametrize(
+    "listed",
+    [
+        lambda xs, ys: {"x": xs, "y": ys},
+        lambda xs, ys: (xs, ys),
+        lambda xs, ys: list(zip(xs, ys, strict=True)),
+        lambda xs, ys: [Sample((x, y)) for x, y in zip(xs, ys, strict=True)],
+    ],
+    ids=["dict", "lists", "pairs", "objects"],
+)
+def test_lists_of_examples_of_one_shape_are_no_columns(listed: Any, length: int) -> None:
+    """Not even where examples are as long as there are examples."""
+    xs = [torch.full((length, 2), float(n)) for n in range(4)]
+    ys = [torch.full((length,), n) for n in range(4)]
+    batch = listed(xs, ys)
+    assert num_examples(batch) == 4
+    pieces = split(batch, [3, 1])
+    for piece, first, count in zip(pieces, (0, 3), (3, 1), strict=True):
+        expected = listed(xs[first : first + count], ys[first : first + count])
+        assert str(piece) == str(expected)
+
+
+def test_columns_of_one_shape_stay_columns_as_default_collate_makes_them() -> None:
+    pairs = torch.utils.data.default_collate([((x, x), (x, x)) for x in X])
+    assert num_examples(pairs) == 5
+    assert split(pairs, [3, 2])[1][0][1].tolist() == X[3:].tolist()
+
+
+def test_what_has_one_row_and_what_is_given_whole_are_not_counted() -> None:
+    first: dict[str, Any] = {"scale": torch.ones(1), "x": X}
+    assert num_examples(first) == 5
+    assert split(first, [3, 2])[0]["scale"] is first["scale"]
+    weighted: dict[str, Any] = {"loss": {"weights": torch.ones(10)}, "x": X}
+    assert num_examples(weighted, whole=("loss.weights",)) == 5
+    assert len(split(weighted, [3, 2], whole=("loss.weights",))[1]["x"]) == 2
+    assert num_examples(torch.ones(1, 3)) == 1
 
 
 def test_packed_sequences_are_cut_by_sequences() -> None:

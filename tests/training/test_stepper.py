@@ -546,23 +546,6 @@ def test_an_optimizer_that_steps_in_backward_is_not_left_in_the_middle_in_silenc
         next(iter(step.micro(batch)))
 
 
-def test_ranks_agree_on_the_smallest_size() -> None:
-    job, (batch,) = Job(), batches(1)
-    said: list[int] = []
-
-    def agree(size: int) -> int:
-        said.append(size)
-        return 3  # another rank's
-
-    step = oomph.Stepper(job.model, job.optimizer, job.loss, agree=agree)
-    assert step(batch).micro_batch == 3
-    assert said == [12, 3]
-    assert_same(job, by_hand([batch]))
-    alone = oomph.Stepper(job.model, job.optimizer, job.loss, agree=lambda _: 0)
-    with pytest.raises(OomphError, match="does not fit"):
-        alone(batch)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -588,3 +571,44 @@ def test_a_scheduler_that_wants_a_measure_is_refused() -> None:
         oomph.Stepper(model, optimizer, of_rows, scheduler=plateau)
     with pytest.raises(UsageError, match="no loss"):
         oomph.Stepper(model, optimizer)(rows(2))
+
+
+@pytest.mark.parametrize("loss", [{"loss": torch.ones(())}, torch.ones(3), None], ids=str)
+def test_a_loss_that_is_no_number_is_named(loss: Any) -> None:
+    model = mlp()
+    step = oomph.Stepper(model, torch.optim.SGD(model.parameters()), lambda *_: loss)
+    with pytest.raises(UsageError, match="the loss is"):
+        step(rows(2))
+
+
+def test_a_batch_that_nobody_could_count_is_counted_and_split_by_functions() -> None:
+    """As graphs are: their tensors have rows for nodes, and not for graphs."""
+
+    class Graphs:
+        def __init__(self, nodes: list[Any]) -> None:
+            self.x, self.nums = torch.cat(nodes), list(map(len, nodes))
+
+        def cut(self, sizes: Any) -> list[Any]:
+            nodes = iter(torch.split(self.x, self.nums))
+            return [Graphs([next(nodes) for _ in range(size)]) for size in sizes]
+
+    def loss(model: Any, graphs: Any) -> Any:
+        return model(graphs.x).sum() / len(graphs.nums)
+
+    torch.manual_seed(0)
+    first = mlp()
+    batch = Graphs([torch.randn(num, 8) for num in (1, 4, 2, 3, 2)])
+    found = []
+    for size in (5, 2):
+        model = copy.deepcopy(first)
+        step = oomph.Stepper(
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            loss,
+            micro_batch=size,
+            split=Graphs.cut,
+            count=lambda graphs: len(graphs.nums),
+        )
+        assert step(batch).num_pieces == -(-5 // size)
+        found.append(nn.utils.parameters_to_vector(model.parameters()))
+    assert torch.allclose(found[0], found[1], rtol=1e-5)

@@ -100,13 +100,13 @@ class Run:
             **self.kind.options,
             **options,
         )
-        update = stepper._update
+        update = stepper._attempts.update
 
         def updated(factor: float) -> Any:  # what fails in it is tested elsewhere
             self.injector.disarm()
             return update(factor)
 
-        stepper._update = updated  # type: ignore[assignment]
+        stepper._attempts.update = updated  # type: ignore[assignment]
         return stepper
 
     def _named(self, weight: str) -> Any:

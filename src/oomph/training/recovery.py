@@ -63,31 +63,10 @@ class Recovery:
         tried = ", ".join([*self.tried, *self.resorts.tried])
         return OomphError(
             "one step does not fit into memory",
-            because=f"tried: {tried}. {error_text}",
+            because=f"tried: {tried}. {error_text}" if tried else error_text,
             attempt="oomph plan, for a way that fits: 8-bit or offloaded optimizer states, lower"
             " precision, several GPUs. Weights and optimizer are those of the last whole step",
         )
-
-
-def recovery_for(
-    resorts: LastResorts,
-    plan: Plan | None,
-    micro_batch: int | None,
-    say: Callable[[str], None],
-    *,
-    measured: Measurements | None,
-    may_grow: bool,
-) -> Recovery:
-    """As a Stepper needs it: with the first size that it was given, or its plan's."""
-    splits = not resorts.how.optimizer_in_backward
-    measured = measured if splits else None
-    sizes = Sizes(
-        micro_batch or (plan.micro_batch if plan else None),
-        planned_sizes(plan) if plan else None,
-        measured=measured,
-        may_grow=may_grow,
-    )
-    return Recovery(sizes, resorts, say, splits=splits, measured=measured)
 
 
 def half_updated(error_text: str) -> OomphError:

@@ -14,6 +14,7 @@ after; otherwise nothing is read and nothing reset, for it takes its time.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -69,9 +70,10 @@ class _Measured:
 class Measurements:
     """What was measured in this training."""
 
-    def __init__(self, memory: Memory, gradient_bytes: int) -> None:
+    def __init__(self, memory: Memory, gradient_bytes: Callable[[], int]) -> None:
+        """gradient_bytes: of what is trained and has no gradient at that moment."""
         self._memory = memory
-        self._gradient_bytes = gradient_bytes  # of all that is trained
+        self._gradient_bytes = gradient_bytes
         self._measured: dict[int, _Measured] = {}  # by elements
         self._seen: set[tuple[int, int]] = set()  # elements and sizes
         self._before: Reading | None = None
@@ -130,11 +132,11 @@ class Measurements:
     # ---- telling -------------------------------------------------------------------------------
 
     def fits(self, elements: int) -> int | None:
-        """How many at a time, between two steps of the optimizer; None if nothing was measured."""
+        """How many at a time, between two batches; None if nothing was measured."""
         if not self._measured:
             return None
         now = self._memory.read()
-        self._standing_bytes = now.allocated_bytes + self._gradient_bytes
+        self._standing_bytes = now.allocated_bytes + self._gradient_bytes()
         room = min(now.room_bytes, self._too_much_bytes) * (1 - _HOLES_RATIO)
         fits = int((room - self._standing_bytes) / max(self.each_bytes(elements), 1))
         return max(fits, self.size_that_fitted(elements), 0)

@@ -55,11 +55,11 @@ class Sizes:
         predictor: Predictor | None = None,
         *,
         measured: Measured | None = None,
-        may_grow: bool = False,
+        may_grow: Callable[[], bool] = lambda: False,
     ) -> None:
-        """may_grow: beyond the first, as far as was measured."""
+        """may_grow: beyond the first, as far as was measured; asked once, after a whole step."""
         self._first, self._predictor = first, predictor
-        self._measured, self._may_grow = measured, may_grow
+        self._measured, self._may_grow, self._grows = measured, may_grow, False
         self._has_stepped = False  # there is memory of the optimizer that comes with its first step
         self._told: dict[tuple[int, int], int] = {}  # by measurements; of examples and elements
         self._num_told_by = 0  # measurements
@@ -70,7 +70,7 @@ class Sizes:
         first = min(self._first or num, num)
         told = self._told_by_memory(num, elements)
         if told is not None:
-            first = told if self._may_grow or told < first else first
+            first = told if self._grows or told < first else first
         if not self._limits:
             return max(1, first)
         bucket = bucket_of(elements)
@@ -115,7 +115,8 @@ class Sizes:
         """A whole step went well. After many, a larger size may be tried."""
         if self._measured is not None and self._has_stepped:
             self._measured.fitted(elements, size)
-        self._has_stepped = True
+        if not self._has_stepped:
+            self._has_stepped, self._grows = True, self._may_grow()
         limit = self._limits.get(bucket_of(elements)) if self._limits else None
         if limit is None or size < limit.size:
             return
@@ -123,12 +124,6 @@ class Sizes:
         if limit.num_good >= limit.patience:
             limit.num_good = 0
             limit.size = limit.below = _next_divisor(num, limit.size)
-
-    def cap(self, elements: int, size: int) -> None:
-        """Another rank needs smaller pieces than this one."""
-        bucket = bucket_of(elements)
-        limit = self._limits.setdefault(bucket, _Limit(size, size))
-        limit.size = limit.below = min(limit.size, max(size, 1))
 
     def forget(self) -> None:
         """Begin with the first size again."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import enum
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -20,20 +19,8 @@ import torch
 from torch.nn.utils import rnn
 
 from oomph.errors import UsageError
-
-_WHOLE = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.device, torch.dtype)
-
-
-def num_examples(batch: Any) -> int:
-    """How many examples a batch has. Raises UsageError."""
-    found = _first_size(batch) or _length_of_list(batch) or _size_in_list(batch)
-    if found is not None:
-        return found
-    raise UsageError(
-        f"a batch of {type(batch).__name__} cannot be split",
-        because="no tensor or list of examples was found in it",
-        attempt="a dict, tuple or dataclass of tensors, or Stepper(..., split=function)",
-    )
+from oomph.training import examples
+from oomph.training.examples import WHOLE
 
 
 def piece_sizes(num: int, limit: int) -> list[int]:
@@ -50,13 +37,9 @@ def split(batch: Any, sizes: Sequence[int], whole: Collection[str] = ()) -> Sequ
     """
     if len(sizes) == 1:
         return [batch]
-    return _Splitting(sizes, frozenset(whole)).pieces(batch, "")
-
-
-def elements_per_example(batch: Any, num: int) -> int:
-    """How large an example is: what sequences of more tokens, or larger images, have more of."""
-    num_elements: int = sum(tensor.numel() for tensor in _tensors(batch))
-    return num_elements // max(num, 1)
+    splitting = _Splitting(sizes, frozenset(whole))
+    splitting.counts_lists = examples.are_entries_of_lists(batch, splitting.whole)
+    return splitting.pieces(batch, "")
 
 
 def moved(part: Any, device: Any) -> Any:
@@ -71,7 +54,7 @@ def moved(part: Any, device: Any) -> Any:
     if isinstance(part, Mapping):
         content = {name: moved(each, device) for name, each in part.items()}
         return content if type(part) is dict else _mapping_like(part, content)
-    if isinstance(part, _WHOLE) or not hasattr(part, "__dict__"):
+    if isinstance(part, WHOLE) or not hasattr(part, "__dict__"):
         return part
     return _object_like(part, {name: moved(each, device) for name, each in vars(part).items()})
 
@@ -82,13 +65,14 @@ class _Splitting:
     def __init__(self, sizes: Sequence[int], whole: frozenset[str]) -> None:
         self.sizes, self.num, self.whole = list(sizes), sum(sizes), whole
         self.ends = list(accumulate(sizes))
+        self.counts_lists = False  # the examples are the entries of lists, whatever is in these
 
     def pieces(self, part: Any, path: str) -> Sequence[Any]:
         if path in self.whole:
             return [part] * len(self.sizes)
         if isinstance(part, torch.Tensor):
             return self._of_tensor(part, path)
-        if isinstance(part, _WHOLE):
+        if isinstance(part, WHOLE):
             return [part] * len(self.sizes)
         if isinstance(part, rnn.PackedSequence):
             return self._packed(part, path)
@@ -130,8 +114,10 @@ class _Splitting:
         name = path or type(part).__name__
         raise UsageError(
             f"{name} of the batch cannot be split",
-            because=f"its shape is {shape}, and the batch has {self.num} examples",
-            attempt=f"whole=({name!r},) in the Stepper, if every piece needs all of it",
+            because=f"its shape is {shape}, and the batch has {self.num} examples, as the first"
+            " tensor in it says",
+            attempt=f"whole=({name!r},) in the Stepper, if every piece needs all of it; or the name"
+            " of that first one",
         )
 
     def _packed(self, part: Any, path: str) -> list[Any]:
@@ -152,7 +138,7 @@ class _Splitting:
         """One entry for each example, and not columns that have one each."""
         if hasattr(part, "_fields") or len(part) != self.num:
             return False
-        return not all(_has_examples(each, self.num) for each in part)
+        return self.counts_lists or not all(examples.has_examples(each, self.num) for each in part)
 
     def _of_object(self, part: Any, path: str) -> list[Any]:
         shape = getattr(part, "shape", None)  # an array of numpy
@@ -162,7 +148,7 @@ class _Splitting:
             is_split = shape[0] == self.num
             return self._sliced(part) if is_split else self._broadcast(part, path, list(shape))
         attributes = getattr(part, "__dict__", None)
-        if attributes is None or next(_tensors(attributes), None) is None:
+        if attributes is None or next(examples.tensors(attributes), None) is None:
             raise UsageError(
                 f"{path or 'the batch'} of type {type(part).__name__} cannot be split",
                 because="it is no tensor, and no tree of tensors that could be looked into",
@@ -190,73 +176,3 @@ def _object_like(like: Any, attributes: dict[str, Any]) -> Any:
     made = copy.copy(like)
     made.__dict__.update(attributes)
     return made
-
-
-# ---- how many examples -------------------------------------------------------------------------
-
-
-def _has_examples(part: Any, num: int) -> bool:
-    if isinstance(part, torch.Tensor):
-        return part.dim() > 0 and part.size(0) == num
-    shape: Any = getattr(part, "shape", None)
-    return isinstance(shape, tuple) and shape[:1] == (num,)
-
-
-def _first_size(part: Any) -> int | None:
-    """Of the first tensor that is in no list: lists may have one tensor for each example."""
-    if isinstance(part, torch.Tensor):
-        return part.size(0) if part.dim() else None
-    if isinstance(part, dict):  # the commonest by far
-        return next(filter(None, map(_first_size, part.values())), None)
-    if isinstance(part, rnn.PackedSequence):
-        return int(part.batch_sizes[0])
-    shape: Any = getattr(part, "shape", None)
-    if hasattr(part, "__array__") and shape:
-        return int(shape[0])
-    return next(filter(None, map(_first_size, _columns(part))), None)
-
-
-def _length_of_list(part: Any) -> int | None:
-    """Of the first list of what are no tensors: texts, dicts, numbers; or of unlike tensors."""
-    if isinstance(part, list | tuple) and part and not hasattr(part, "_fields"):
-        tensors = [each for each in part if isinstance(each, torch.Tensor)]
-        is_unlike = len({each.shape[:1] for each in tensors}) > 1
-        if isinstance(part, list) and (is_unlike or all(map(_is_one_example, part))):
-            return len(part)
-    inside = part if isinstance(part, list | tuple) else _columns(part)
-    return next(filter(None, map(_length_of_list, inside)), None)
-
-
-def _is_one_example(part: Any) -> bool:
-    return isinstance(part, str | int | float | Mapping)
-
-
-def _size_in_list(part: Any) -> int | None:
-    """Of tensors in a list that all have as many: what default_collate makes of pairs."""
-    inside = part if isinstance(part, list | tuple) else _columns(part)
-    for each in inside:
-        found = _first_size(each) if not isinstance(each, list) else None
-        found = found or _size_in_list(each)
-        if found is not None:
-            return found
-    return None
-
-
-def _columns(part: Any) -> list[Any]:
-    """The parts of what has named parts, or is a tuple."""
-    if isinstance(part, Mapping):
-        return list(part.values())
-    if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        return [getattr(part, field.name) for field in dataclasses.fields(part)]
-    if isinstance(part, tuple):
-        return list(part)
-    is_plain = isinstance(part, (*_WHOLE, list)) or not hasattr(part, "__dict__")
-    return [] if is_plain else list(vars(part).values())
-
-
-def _tensors(part: Any) -> Iterator[Any]:
-    if isinstance(part, torch.Tensor):
-        yield part
-        return
-    for each in part if isinstance(part, list) else _columns(part):
-        yield from _tensors(each)

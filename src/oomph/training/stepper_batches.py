@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oomph.training import splitting
+from oomph.training import examples, splitting
 from oomph.training.weights import Weight, weigher, weights_of
 
 Split = Callable[[Any, Sequence[int]], Sequence[Any]]
+Count = Callable[[Any], int]
 
 
 @dataclass(slots=True)
@@ -27,16 +28,22 @@ class Batches:
     """The batches of one optimizer step so far."""
 
     def __init__(
-        self, weight: Weight, accumulate: int, whole: Collection[str], split: Split | None
+        self,
+        weight: Weight,
+        accumulate: int,
+        whole: Collection[str],
+        split: Split | None,
+        count: Count | None,
     ) -> None:
         self._weigh, self._is_sum = weigher(weight), weight == "sum"
         self._accumulate, self._whole, self._split = accumulate, frozenset(whole), split
+        self._count = count
         self._expected = 0.0  # what all batches of a step weigh, judged by the first
         self.opened: list[Batch] = []
 
     def open(self, data: Any) -> Batch:
-        num = splitting.num_examples(data)
-        opened = Batch(data, num, splitting.elements_per_example(data, num))
+        num = self._count(data) if self._count else examples.num_examples(data, self._whole)
+        opened = Batch(data, num, examples.elements_per_example(data, num))
         self.opened.append(opened)
         return opened
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import How, Precision
-from oomph.training.recovery_memory import CudaMemory, Measurements
 
 
 def how_to_train(plan: Plan | None, precision: Precision | None) -> How:
@@ -25,16 +24,20 @@ def how_to_train(plan: Plan | None, precision: Precision | None) -> How:
     return plan.variant
 
 
-def check(
-    model: Any, how: How, *, accumulate: int, clip_grad_norm: float | None, is_alone: bool
-) -> None:
+def check(how: How, model: Any, *, accumulate: int, clip_grad_norm: float | None) -> None:
     """Raises UsageError."""
-    is_parallel = isinstance(model, torch.nn.parallel.DistributedDataParallel)
-    if is_alone and (how.num_gpus > 1 or is_parallel):
+    is_replicated = isinstance(model, DistributedDataParallel)
+    if how.num_gpus > 1 and not (is_replicated and how.sharding == "ddp"):
         raise UsageError(
-            "a Stepper does not train on several GPUs by itself",
-            because="all ranks have to agree on an out-of-memory error of one",
-            attempt="plan.to_code() or plan.to_torchrun(), or agree=function",
+            f"the plan is for several GPUs ({how.num_gpus}, {how.sharding})",
+            because="a Stepper trains on one, or a model in DistributedDataParallel on each rank",
+            attempt="torchrun and DistributedDataParallel(model), or plan.to_code()",
+        )
+    if how.optimizer_in_backward and is_replicated:
+        raise UsageError(
+            "the optimizer cannot step in backward on several ranks",
+            because="gradients are averaged after it",
+            attempt="a plan without optimizer-in-backward",
         )
     if accumulate < 1:
         raise UsageError(f"{accumulate} batches cannot be accumulated", attempt="accumulate=1")
@@ -61,31 +64,19 @@ def no_loss(_: Any, __: Any) -> NoReturn:
     )
 
 
+def no_scalar(loss: Any) -> UsageError:
+    """What backward cannot begin at."""
+    is_tensor = isinstance(loss, torch.Tensor)
+    what = f"a tensor of {list(loss.shape)}" if is_tensor else f"of type {type(loss).__name__}"
+    return UsageError(
+        f"the loss is {what}",
+        because="backward begins at one number",
+        attempt="loss.mean()" if is_tensor else 'outputs.loss, or outputs["loss"]',
+    )
+
+
 def device_kind(model: Any) -> str:
     """ "cuda", "cpu": where the first parameter is."""
-    device = _device(model)
-    kind: str = "cpu" if device is None else device.type
-    return kind
-
-
-def _device(model: Any) -> Any:
     parameter = next(iter(model.parameters()), None)
-    return None if parameter is None else parameter.device
-
-
-def measured(model: Any, plan: Plan | None) -> Measurements | None:
-    """What measures the memory that the plan leaves to torch; None where that is not a GPU's."""
-    device, limit_bytes = _device(model), None
-    if device is None or device.type != "cuda":
-        return None
-    if plan is not None:
-        told = plan.prediction
-        limit_bytes = told.capacity_bytes - (told.device_bytes - told.reserved_bytes)
-    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
-    gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
-    return Measurements(CudaMemory(device, limit_bytes), gradient_bytes)
-
-
-def has_batch_norm(model: Any) -> bool:
-    """Whether another size would be another training."""
-    return any(isinstance(each, _BatchNorm) and each.training for each in model.modules())
+    kind: str = "cpu" if parameter is None else parameter.device.type
+    return kind

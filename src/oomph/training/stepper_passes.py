@@ -10,6 +10,7 @@ import torch
 
 from oomph.training import apply, splitting
 from oomph.training.recovery_tricks import LastResorts
+from oomph.training.stepper_options import device_kind, no_loss, no_scalar
 
 _LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -20,23 +21,22 @@ class Passes:
     def __init__(
         self,
         model: Any,
-        loss: Callable[[Any, Any], Any],
+        loss: Callable[[Any, Any], Any] | None,
         resorts: LastResorts,
         *,
-        kind: str,
         device: Any,
         scaler: Any,
-        steps_in_backward: bool,
     ) -> None:
-        """kind: of the device, "cuda". device: where pieces are moved to."""
-        self._model, self._loss, self._resorts, self._device = model, loss, resorts, device
-        precision = resorts.how.precision
+        """device: where pieces are moved to."""
+        self._model, self._loss = model, loss or no_loss
+        self._resorts, self._device = resorts, device
+        kind, precision = device_kind(model), resorts.how.precision
         low = _LOW.get(precision)
         self._autocast = None if low is None else torch.autocast(kind, dtype=low)
         if scaler is None and precision == "fp16":
             scaler = torch.amp.GradScaler(kind)
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._steps_in_backward = steps_in_backward
+        self._steps_in_backward = resorts.how.optimizer_in_backward
         self.losses: list[tuple[Any, float]] = []  # and how much each counts
         self.is_half_updated = False  # only where the optimizer steps in backward
 
@@ -67,6 +67,8 @@ class Passes:
 
     def backward(self, loss: Any, share: float) -> None:
         """Backward of a piece that counts `share`."""
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise no_scalar(loss)
         self.losses.append((loss.detach(), share))
         if self.scaler is not None:
             loss = self.scaler.scale(loss)

@@ -7,7 +7,7 @@ was kept, and tried once more parameter by parameter, which needs the least memo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -32,8 +32,11 @@ class Update:
         scaler: Any = None,
         clip_grad_norm: float | None = None,
         copies: Copies = "first",
+        average: Callable[[], None] | None = None,
     ) -> None:
+        """average: gradients over ranks, before they are clipped."""
         _check(schedulers, copies)
+        self._average = average
         self.optimizers, self._model, self._scaler = tuple(optimizers), model, scaler
         self._schedulers, self._clip, self._copies = tuple(schedulers), clip_grad_norm, copies
         self._num_updated = 0  # parameters that have been updated: they have their states
@@ -51,11 +54,13 @@ class Update:
 
     def _prepare(self, factor: float) -> Any:
         """Only gradients change: what fails here can be done again."""
-        if factor == 1 and self._clip is None:
+        if factor == 1 and self._clip is None and self._average is None:
             return None
         parameters = self._parameters()
         if factor != 1:
             torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
+        if self._average is not None:
+            self._average()
         if self._clip is None:
             return None
         if self._scaler:

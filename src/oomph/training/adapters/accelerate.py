@@ -8,7 +8,7 @@ for batch in loader:
         scheduler.step()
         optimizer.zero_grad()
 
-One process: with several, all would have to agree on the error of one.
+One process, or several with DistributedDataParallel, as `prepare` has it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from oomph.training.adapters.limits import check_alone
+from oomph.training.adapters.limits import ranks_for
 from oomph.training.adapters.pieces import Piece, total_loss
 from oomph.training.adapters.update import make_whole
 from oomph.training.adapters.window import Window
@@ -34,21 +34,24 @@ class Guard:
     """Forward and backward of whole batches, by `accelerator.backward`; the rest is yours.
 
     model, optimizer: as `accelerator.prepare` gave them; a list, if there are several optimizers.
-    options: plan, micro_batch, weight ("mean" unless told), whole, split, last_resorts,
-        keeps_other_rngs: as for a Stepper.
+    options: plan, micro_batch, weight ("mean" unless told), whole, split, count,
+        last_resorts, keeps_other_rngs: as for a Stepper.
     """
 
     def __init__(
         self, accelerator: Any, model: Any, optimizer: Any, **options: Unpack[Options]
     ) -> None:
         kind = accelerator.distributed_type.name
-        check_alone(accelerator.num_processes, is_engine=kind in _ENGINES, library="accelerate")
+        ranks = ranks_for(
+            model, accelerator.num_processes, is_engine=kind in _ENGINES, library="accelerate"
+        )
         optimizers = several(optimizer)
         for each in optimizers:
             _make_whole(each)
         self._accelerator = accelerator
         bare = accelerator.unwrap_model(model)
-        self._window = Window(bare, optimizers, _logger().warning, backward=self._run, **options)
+        say = _logger().warning
+        self._window = Window(bare, optimizers, say, backward=self._run, ranks=ranks, **options)
 
     def backward(self, batch: Any, loss_of: Callable[[Any], Any]) -> Any:
         """Backward of a batch's loss; `loss_of` is called with pieces of it. The loss, detached."""

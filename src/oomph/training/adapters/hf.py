@@ -5,7 +5,8 @@ class MyTrainer(oomph.hf.TrainerMixin, SFTTrainer): ...                     # on
 
 Each batch of the loader goes through the Trainer's own `training_step`, whole or piece by piece:
 steps, batches, logs, schedule, clipping, loss scaler, checkpoints and callbacks are the Trainer's.
-`auto_find_batch_size` has nothing left to do. Held against transformers 5.22; one process.
+`auto_find_batch_size` has nothing left to do. Held against transformers 5.22; one process,
+or several with DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from oomph.training.adapters.limits import check_alone
+from oomph.training.adapters.limits import ranks_for
 from oomph.training.adapters.normaliser import find_weight
 from oomph.training.adapters.options import Options
 from oomph.training.adapters.pieces import Opened, Piece, total_loss
@@ -32,8 +33,10 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
     """Put it before a Trainer: `class MyTrainer(oomph.hf.TrainerMixin, Trainer)`.
 
     The Trainer is made as ever, with these keywords more, all of them as for a Stepper: plan,
-    micro_batch, weight (found out when it is needed, unless told), whole, split, last_resorts,
-    keeps_other_rngs. `per_device_train_batch_size` is the batch, and not what has to fit.
+    micro_batch, weight (found out when it is needed, unless told), whole, split, count,
+    last_resorts, keeps_other_rngs.
+
+    `per_device_train_batch_size` is the batch, and not what has to fit.
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
@@ -65,7 +68,7 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
             with _weighted(self.accelerator, piece.share):
                 return training_step(model, piece.data, num_items_in_batch, **keywords)
 
-        window = self._window()
+        window = self._window(model)
         loss = total_loss(window.run(inputs, work, said=(model, num_items_in_batch)))
         if self.accelerator.sync_gradients:  # the last batch before a step
             window.close()
@@ -81,13 +84,13 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
 
     # ---- what it is split by -------------------------------------------------------------------
 
-    def _window(self) -> Window:
+    def _window(self, model: Any) -> Window:
         """Of this training: the next may have another optimizer."""
         if self._oomph_window is None:
             is_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled
             num = max(self.args.world_size, self.args.n_gpu)
-            check_alone(num, is_engine=is_engine, library="the Trainer")
-            options = {"find_weight": self._find_weight, **self._oomph_options}
+            ranks = ranks_for(model, num, is_engine=is_engine, library="the Trainer")
+            options = {"find_weight": self._find_weight, "ranks": ranks, **self._oomph_options}
             self._oomph_window = Window(self.model, [self.optimizer], _say, **options)
         return self._oomph_window
 

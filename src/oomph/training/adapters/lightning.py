@@ -5,11 +5,12 @@ trainer = pytorch_lightning.Trainer(callbacks=[oomph.lightning.Guard()])
 Each batch goes through the module's own `training_step` and the strategy's own backward, whole or
 piece by piece: steps, batches, schedule, clipping, loss scaler, checkpoints and the other callbacks
 are Lightning's. What the module logs is logged once for the whole batch. Held against 2.6;
-automatic optimization, one process.
+automatic optimization, one process or several with DistributedDataParallel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,11 @@ from oomph.errors import UsageError
 from oomph.training.adapters.lightning_callback import as_callback
 from oomph.training.adapters.lightning_logs import Logged, joined, log_once, recorded
 from oomph.training.adapters.lightning_metrics import RollbackWithMetrics
-from oomph.training.adapters.limits import check_alone
+from oomph.training.adapters.limits import ranks_for
 from oomph.training.adapters.pieces import Piece, total_loss
 from oomph.training.adapters.update import make_whole
 from oomph.training.adapters.window import Window
+from oomph.training.ranks import Ranks
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 class GuardHooks:
     """What the callback does; `Guard` is this and Lightning's Callback.
 
-    options: plan, micro_batch, weight ("mean" unless told), whole, split, last_resorts,
-        keeps_other_rngs: as for a Stepper.
+    options: plan, micro_batch, weight ("mean" unless told), whole, split, count,
+        last_resorts, keeps_other_rngs: as for a Stepper.
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
@@ -55,7 +57,7 @@ class GuardHooks:
     # ---- hooks ---------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        _check(trainer, pl_module)
+        ranks = _checked(trainer, pl_module)
         for optimizer in trainer.optimizers:
             make_whole(optimizer)
         options = self._options
@@ -67,14 +69,13 @@ class GuardHooks:
             _say,
             rollback=rollback,
             is_zeroed_later=True,  # between the first forward and its backward
+            ranks=ranks,
             **options,
         )
         loop = trainer.fit_loop.epoch_loop.automatic_optimization
-        loop._make_closure = _Closures(loop._make_closure, pl_module, self._window)
-
-    def on_before_optimizer_step(self, *_: Any) -> None:
-        if self._window is not None:
-            self._window.close()
+        accumulates = trainer.fit_loop._should_accumulate
+        made = _Closures(loop._make_closure, pl_module, self._window, accumulates)
+        loop._make_closure = made
 
     def on_train_batch_end(self, _: Any, pl_module: Any, *__: Any) -> None:
         if self._window is not None and self._window.num_ooms:
@@ -85,16 +86,17 @@ class GuardHooks:
         vars(trainer.fit_loop.epoch_loop.automatic_optimization).pop("_make_closure", None)
 
 
-def _check(trainer: Any, pl_module: Any) -> None:
-    """Raises UsageError."""
+def _checked(trainer: Any, pl_module: Any) -> Ranks | None:
+    """The ranks that the module is replicated on. Raises UsageError."""
     if not pl_module.automatic_optimization:
         raise UsageError(
             "a module that optimizes by itself cannot be split from outside",
             because="automatic_optimization is False",
             attempt="oomph.Stepper in its training_step",
         )
-    is_engine = trainer.strategy.handles_gradient_accumulation
-    check_alone(trainer.world_size, is_engine=is_engine, library="Lightning")
+    strategy, num = trainer.strategy, trainer.world_size
+    is_engine = strategy.handles_gradient_accumulation
+    return ranks_for(strategy.model, num, is_engine=is_engine, library="Lightning")
 
 
 @dataclass(slots=True)
@@ -110,8 +112,12 @@ class _Said:
 class _Closures:
     """Makes what Lightning has its optimizer call: forward and backward of one batch."""
 
-    def __init__(self, make: Any, pl_module: Any, window: Window) -> None:
+    def __init__(
+        self, make: Any, pl_module: Any, window: Window, accumulates: Callable[[], bool]
+    ) -> None:
+        """accumulates: whether the batch that is run is not the last before a step."""
         self._make, self._module, self._window = make, pl_module, window
+        self._accumulates = accumulates
 
     def __call__(self, arguments: dict[str, Any], optimizer: Any, number: int) -> Any:
         """Lightning's own closure, that runs pieces instead."""
@@ -130,6 +136,8 @@ class _Closures:
         """What Lightning takes for the result of one training_step."""
         with torch.enable_grad():  # torch's optimizers call closures without
             done = self._window.run(said.arguments["batch"], self._run_piece, said=said)
+        if not self._accumulates():
+            self._window.close()
         log_once(self._module, [(piece, result.loss, logged) for piece, (result, logged) in done])
         results = [(piece, result) for piece, (result, _) in done]
         _, last = results[-1]

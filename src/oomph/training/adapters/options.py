@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TypedDict
 
 from oomph.records.plan import Plan
-from oomph.training.stepper_batches import Split
+from oomph.training.stepper_batches import Count, Split
 from oomph.training.weights import Weight
 
 
@@ -18,5 +18,6 @@ class Options(TypedDict, total=False):
     weight: Weight | None
     whole: Collection[str]
     split: Split | None
+    count: Count | None
     last_resorts: Sequence[str]
     keeps_other_rngs: bool

@@ -10,22 +10,23 @@ batch, so that the library's own arithmetic over batches stays as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import How
-from oomph.training import apply, splitting
+from oomph.training import apply, examples, splitting
 from oomph.training.adapters.limits import tell_of_norms
 from oomph.training.adapters.pieces import Opened, Piece
 from oomph.training.out_of_memory import is_out_of_memory
-from oomph.training.recovery import Recovery, planned_sizes, said_by, tried_twice
-from oomph.training.recovery_sizes import Sizes
-from oomph.training.recovery_tricks import NAMES, LastResorts
+from oomph.training.ranks import Has, Ranks, is_settled
+from oomph.training.recovery import said_by, tried_twice
+from oomph.training.recovery_of_model import recovery_for
+from oomph.training.recovery_tricks import NAMES
 from oomph.training.rollback import Rollback, restore_rngs, rng_states
-from oomph.training.stepper_batches import Split
+from oomph.training.stepper_batches import Count, Split
 from oomph.training.stepper_micro import left_out
 from oomph.training.stepper_options import device_kind
 from oomph.training.stepper_signals import SignalsHeld
@@ -38,12 +39,13 @@ FindWeight = Callable[[Opened, Callable[[Sequence[int]], Sequence[Any]]], Weight
 class Window:
     """The batches since the last step of the library's optimizer, and how to run them in pieces.
 
-    plan: its micro-batch is the first to be tried, its prediction gives the next ones; its tricks
-        are put on by its exports (to_hf, to_lightning, to_accelerate). micro_batch: without one.
+    plan: its micro-batch is the first to be tried, and grows to what fits by what was measured; its
+        tricks are put on by its exports (to_hf, to_lightning, to_accelerate). micro_batch: without.
     weight: what the loss is a mean of, as for a Stepper; None: `find_weight` finds it out.
-    whole, split, last_resorts, keeps_other_rngs: as for a Stepper.
+    whole, split, count, last_resorts, keeps_other_rngs: as for a Stepper.
     backward: (loss, share) -> backward of a piece, where a piece is told to do it.
     is_zeroed_later: gradients that are there when a window begins are those of the last step.
+    ranks: that the model is replicated on; `close` then averages gradients over them.
     """
 
     def __init__(
@@ -57,26 +59,26 @@ class Window:
         weight: Weight | None = None,
         whole: Collection[str] = (),
         split: Split | None = None,
+        count: Count | None = None,
         last_resorts: Sequence[str] = NAMES,
         keeps_other_rngs: bool = False,
         find_weight: FindWeight | None = None,
         backward: Callable[[Any, float], None] | None = None,
         rollback: Rollback | None = None,
         is_zeroed_later: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
-        first = micro_batch or (plan.micro_batch if plan else None)
-        self._recovery = Recovery(
-            Sizes(first, planned_sizes(plan) if plan else None),
-            LastResorts(model, How(), last_resorts),
-            say,
+        self._recovery = recovery_for(
+            model, How(), plan, micro_batch=micro_batch, last_resorts=last_resorts, say=say
         )
         self._model, self._say, self._is_zeroed_later = model, say, is_zeroed_later
+        self._ranks = ranks
         self._keeps_other_rngs = keeps_other_rngs
         self._rollback = rollback or Rollback(model, optimizers, keeps_other_rngs=keeps_other_rngs)
         self._device_kind = device_kind(model)
         self._weight, self._find_weight, self._backward = weight, find_weight, backward
         self._weigh = weigher(weight) if weight is not None else None
-        self._whole, self._split = frozenset(whole), split
+        self._whole, self._split, self._count = frozenset(whole), split, count
         self._opened: list[Opened] = []
         self._running: Opened | None = None
         self._has_looked_for_norms = False
@@ -106,7 +108,7 @@ class Window:
     def pieces(self, data: Any, said: Any = None) -> Iterator[Piece]:
         """The pieces of a batch; after an error those of the window, from its beginning."""
         todo, is_again = [self._open(data, said)], False
-        while not (yield from self._issue(todo, is_again=is_again)):
+        while not self._is_settled((yield from self._issue(todo, is_again=is_again))):
             todo, is_again = self._opened, True
         self.micro_batch = self._opened[-1].size
         if self.micro_batch < self._opened[-1].num and not self._has_looked_for_norms:
@@ -115,6 +117,8 @@ class Window:
 
     def close(self) -> None:
         """The library's optimizer steps: nothing of this window is run again."""
+        if self._ranks is not None and self._opened:
+            self._ranks.average()
         for opened in self._opened:
             self._recovery.sizes.fitted(opened.num, opened.elements, opened.size)
         self._clear()
@@ -129,11 +133,13 @@ class Window:
         if self._opened and not self._has_gradients():
             self._clear()  # the library has dropped what was accumulated
         if not self._opened:
+            if self._ranks is not None:
+                self._ranks.begin()
             tried_twice(lambda: self._rollback.take(keeps_gradients=not self._is_zeroed_later))
             self._recovery.num_ooms_before = self.num_ooms
-        num = splitting.num_examples(data)
+        num = self._count(data) if self._count else examples.num_examples(data, self._whole)
         rngs = rng_states(self._device_kind, self._keeps_other_rngs)
-        self.newest = Opened(data, num, splitting.elements_per_example(data, num), said, rngs)
+        self.newest = Opened(data, num, examples.elements_per_example(data, num), said, rngs)
         self._opened.append(self.newest)
         return self.newest
 
@@ -142,27 +148,45 @@ class Window:
 
     def _issue(self, todo: list[Opened], *, is_again: bool) -> Generator[Piece, None, bool]:
         """All pieces of some batches. False if memory ran out, and all is as before the window."""
-        is_first = True
-        for opened in todo:
-            if is_again:
-                restore_rngs(opened.rngs)
-            parts = self._tried_parts(opened)
-            if parts is None:
-                return False
-            for data, num, share in parts:
-                piece = Piece(self, opened, data, num, share, is_first=is_first)
-                is_first = False
-                try:
-                    yield piece
-                except BaseException as left:  # the loop was left: GeneratorExit
-                    self.catches(left)
-                    raise
-                if piece.has_failed:
+        with nullcontext() if self._ranks is None else self._ranks.quiet():
+            for opened in todo:
+                if is_again:
+                    restore_rngs(opened.rngs)
+                is_first = opened is todo[0]
+                if not (yield from self._issue_one(opened, is_first=is_first)):
                     return False
-                if not piece.is_done:
-                    self._give_up()
-                    raise left_out()
         return True
+
+    def _issue_one(self, opened: Opened, *, is_first: bool) -> Generator[Piece, None, bool]:
+        parts, measured = self._tried_parts(opened), self._recovery.measured
+        if parts is None:
+            return False
+        if measured is not None:
+            measured.begin(opened.elements, opened.size)
+        for number, (data, num, share) in enumerate(parts):
+            piece = Piece(self, opened, data, num, share, is_first=is_first and number == 0)
+            try:
+                yield piece
+            except BaseException as left:  # the loop was left: GeneratorExit
+                self.catches(left)
+                raise
+            if piece.has_failed:
+                return False
+            if not piece.is_done:
+                self._give_up()
+                raise left_out()
+        if measured is not None:
+            measured.end(opened.elements, opened.size, opened.num)
+        return True
+
+    def _is_settled(self, is_done: bool) -> bool:
+        if self._ranks is None:
+            return is_done
+        try:
+            return is_settled(self._ranks, is_done, self._recovery)
+        except BaseException:
+            self._give_up()
+            raise
 
     def _tried_parts(self, opened: Opened) -> list[tuple[Any, int, float]] | None:
         """None if memory ran out: to find out what parts count, the model is run."""
@@ -226,6 +250,8 @@ class Window:
         failed.size = self._recovery.after(error, failed.num, failed.elements, failed.size)
         self._undo()
         if not failed.size:
+            if self._ranks is not None:
+                self._ranks.least(Has.NO_WAY)
             self._clear()
             raise self._recovery.nothing_left(text) from None
         return True

@@ -1,0 +1,220 @@
+"""Two ranks with GPUs of their own size, emulated, of which one is too small for its part.
+
+torchrun --nproc-per-node 2 replicas.py FOLDER: trains in all ways of below, and writes what became
+of it as FOLDER/RANK.json. By itself it asserts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn import functional as F  # noqa: N812 - as torch names it
+from torch.nn.parallel import DistributedDataParallel
+
+import oomph
+from oomph.errors import OomphError, UsageError
+
+WIDTH, NUM, NUM_STEPS = 128, 32, 4
+BUDGETS = ("512MiB", "40MiB")  # by rank
+LENGTHS = (32, 48)  # by rank: what is the same on all would hide what is not
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.second(torch.tanh(self.first(x)))
+
+
+class Model(nn.Module):
+    """With a head that only some batches use, and a buffer that each forward writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*[Block() for _ in range(4)])
+        self.head, self.other, self.never = (nn.Linear(WIDTH, 10) for _ in range(3))
+        self.num_seen: torch.Tensor
+        self.register_buffer("num_seen", torch.zeros(()))
+
+    def forward(self, x: Any, is_other: bool) -> Any:
+        self.num_seen += len(x)
+        return (self.other if is_other else self.head)(self.body(x))
+
+
+def loss_of(model: Any, batch: Any) -> Any:
+    logits = model(batch["x"], batch["is_other"])
+    return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+
+def made(*, find_unused_parameters: bool = True, **options: Any) -> Any:
+    torch.manual_seed(0)
+    options["find_unused_parameters"] = find_unused_parameters
+    return DistributedDataParallel(Model().to(device()), **options)
+
+
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def batches(rank: int, num: int = NUM_STEPS) -> Iterator[dict[str, Any]]:
+    """A rank's own; the second rank uses the other head in each second step."""
+    chance = torch.Generator().manual_seed(rank)
+    for number in range(num):
+        x = torch.randn(NUM, LENGTHS[rank], WIDTH, generator=chance)
+        y = torch.randint(0, 10, (NUM, LENGTHS[rank]), generator=chance)
+        y[torch.rand(y.shape, generator=chance) < 0.1 * (1 + rank + number)] = -100
+        yield {"x": x, "labels": y, "is_other": rank == 1 and number % 2 == 1}
+
+
+def optimizer_of(model: Any) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def stepper(model: Any, loss: Any = loss_of, **options: Any) -> Any:
+    quiet: dict[str, Any] = {"weight": "tokens", "device": device(), "say": lambda _: None}
+    return oomph.Stepper(model, optimizer_of(model), loss, **{**quiet, **options})
+
+
+# ---- ways to train -----------------------------------------------------------------------------
+
+
+def by_torch(rank: int) -> dict[str, Any]:
+    """DDP as it is, which has memory enough."""
+    model = made()
+    optimizer = optimizer_of(model)
+    norms = []
+    for batch in batches(rank):
+        loss_of(model, batch).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"norms": norms, **state_of(model)}
+
+
+def by_batches(rank: int) -> dict[str, Any]:
+    model = made()
+    step = stepper(model, clip_grad_norm=0.5)
+    results = [step(batch) for batch in batches(rank)]
+    norms = [float(result.grad_norm) for result in results]
+    return {"norms": norms, "num_ooms": step.num_ooms, "size": step.micro_batch, **state_of(model)}
+
+
+def by_pieces(rank: int) -> dict[str, Any]:
+    model = made()
+    step = stepper(model, None, clip_grad_norm=0.5)
+    norms = []
+    for batch in batches(rank):
+        batch = {**batch, "x": batch["x"].to(device()), "labels": batch["labels"].to(device())}
+        for micro in step.micro(batch):
+            with micro:
+                micro.backward(loss_of(model, micro.data))
+        norms.append(float(step.result.grad_norm))
+    return {"norms": norms, "num_ooms": step.num_ooms, "size": step.micro_batch, **state_of(model)}
+
+
+def accumulated_by_one(_: int) -> dict[str, Any]:
+    """Two batches to a step, weighted by their tokens; the mean of what the two ranks have."""
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = optimizer_of(model)
+    both = [list(batches(rank)) for rank in (0, 1)]
+    for first in range(0, NUM_STEPS, 2):
+        for pair in (mine[first : first + 2] for mine in both):
+            counts = [float((batch["labels"] != -100).sum()) for batch in pair]
+            for batch, count in zip(pair, counts, strict=True):
+                (loss_of(model, batch) * (count / sum(counts) / 2)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return state_of(model)
+
+
+def accumulated(rank: int) -> dict[str, Any]:
+    model = made()
+    step = stepper(model, accumulate=2)
+    for batch in batches(rank):
+        step(batch)
+    return {"num_ooms": step.num_ooms, **state_of(model)}
+
+
+def without_a_way(rank: int) -> dict[str, Any]:
+    """The second rank has one example that is too long. Then both go on with others."""
+    model = made()
+    step = stepper(model, last_resorts=())
+    before = state_of(model)
+    long = {"x": torch.randn(1, 20_000, WIDTH), "labels": torch.zeros(1, 20_000, dtype=torch.long)}
+    first = {**long, "is_other": False} if rank == 1 else next(batches(rank))
+    said = error_of(lambda: step(first))
+    is_as_before = state_of(model) == before
+    for batch in batches(rank, 2):
+        step(batch)
+    return {"said": said, "is_as_before": is_as_before, **state_of(model)}
+
+
+def refused(_: int) -> dict[str, Any]:
+    def with_hook() -> Any:
+        model = made()
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return stepper(model)
+
+    def joined() -> Any:
+        model = made()
+        with model.join():
+            return stepper(model)(next(batches(0)))
+
+    def normed() -> Any:
+        with oomph.emulated_gpu("64MiB"):
+            model = nn.SyncBatchNorm(3).cuda()
+            return stepper(DistributedDataParallel(model))
+
+    def divided() -> Any:
+        from torch.distributed.fsdp import fully_shard
+
+        return stepper(fully_shard(nn.Linear(4, 4)))
+
+    asked = {
+        "static_graph": lambda: stepper(made(static_graph=True, find_unused_parameters=False)),
+        "hook": with_hook,
+        "join": joined,
+        "norm": normed,
+        "fsdp": divided,
+    }
+    return {name: error_of(ask) for name, ask in asked.items()}
+
+
+def error_of(work: Callable[[], Any]) -> str:
+    try:
+        work()
+    except (OomphError, UsageError) as error:
+        return str(error)
+    return ""
+
+
+def state_of(model: Any) -> dict[str, Any]:
+    state = getattr(model, "module", model).state_dict()
+    return {"state": {name: value.cpu().flatten().tolist() for name, value in state.items()}}
+
+
+def main(folder: Path) -> None:
+    distributed.init_process_group("gloo", timeout=timedelta(minutes=5))
+    rank = distributed.get_rank()
+    torch.set_num_threads(1)
+    found = {work.__name__: work(rank) for work in (by_torch, accumulated_by_one, refused)}
+    for work in (by_batches, by_pieces, accumulated, without_a_way):
+        with oomph.emulated_gpu(BUDGETS[rank]):
+            found[work.__name__] = work(rank)
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
