@@ -42,7 +42,9 @@ def plan_script(
             drawn, _ = search.run(rehearser)
         except CannotBePutOn as error:  # without this one there is nothing to compare
             raise error.error from None
-    plans = replace(drawn.plans, seen=rehearser.seen)
+    seen = rehearser.seen
+    told = tuple(one for one in seen.approximations if one not in drawn.plans.caveats)
+    plans = replace(drawn.plans, seen=seen, caveats=(*drawn.plans.caveats, *told))
     return replace(drawn, plans=plans, changes=_changes(script, rehearser, plans))
 
 
