@@ -206,7 +206,7 @@ def test_alone_it_watches_its_gpu_once_a_second_and_tells_eight_figures(
         peaks = card.peak_allocated_bytes, card.peak_reserved_bytes
         del held
     assert len(scalars) == 8
-    assert scalars["gpu/util"] == 0.6
+    assert scalars["gpu/util"] == pytest.approx(0.6)
     assert scalars["gpu/sm_active"] == 0.37
     assert scalars["gpu/mem_used_ratio"] == 0.25
     assert scalars["gpu/mem_peak_reserved_gib"] == peaks[1] / GIB

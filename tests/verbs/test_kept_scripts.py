@@ -146,6 +146,16 @@ def test_what_decides_nothing_may_change(project: Path, monkeypatch: pytest.Monk
     assert asked.num_rehearsed == 1
 
 
+def test_a_file_that_output_is_sent_to_decides_nothing(project: Path) -> None:
+    asked = Asked(project)
+    with (project.parent / "output.txt").open("w", buffering=1) as output:
+        asked.meanwhile = lambda: output.write("rehearsing\n")
+        asked.ask()
+        output.write("rehearsed\n")
+        asked.ask()
+    assert asked.num_rehearsed == 1
+
+
 def test_other_arguments_and_kinds_of_gpus_are_other_questions(project: Path) -> None:
     Asked(project).ask()
     other = Asked(project, "--epochs", "3")

@@ -6,6 +6,7 @@ accounting tells it; what polling saw is said to be that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from oomph.explaining.gaps import Stretch, busy_figures, stretch_of
@@ -176,9 +177,15 @@ def _steps(rank: int, spans: Sequence[StepSpan]) -> StepFigures:
         num_steps=num_steps,
         step_s=took_s / num_steps,
         longest_step_s=max(span.longest_step_s for span in spans),
-        samples_per_s=samples / took_s if samples is not None and took_s > 0 else None,
+        samples_per_s=None if samples is None else _rate(samples, took_s),
         data_wait_ratio=min(waited_s / known_s, 1.0) if known_s > 0 else None,
     )
+
+
+def _rate(number: int, took_s: float) -> float | None:
+    """None where nothing was timed, or so little that the rate is no number."""
+    rate = number / took_s if took_s > 0 else math.inf
+    return rate if math.isfinite(rate) else None
 
 
 def _sum_samples(spans: Sequence[StepSpan]) -> int:

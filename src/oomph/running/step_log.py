@@ -39,7 +39,7 @@ EPOCH_ENDED = "epoch {} ended"  # the text of a phase event; `oomph watch --for 
 # How long a span is by the age of the log: a week stays below a megabyte.
 _LENGTHS_S = ((600.0, 1.0), (6 * 3600.0, 10.0))
 _LONGEST_S = 60.0
-_IS_FULL = 0.9  # who tells steps once a second is at times a moment early
+_IS_FULL = 0.95  # who tells steps once a second is at times a moment early
 
 
 class StepLog:

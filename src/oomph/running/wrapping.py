@@ -153,6 +153,7 @@ class Child:
             if found is None:
                 return None
             if found.si_code == os.CLD_EXITED:
+                self._note(False, signal.SIGCONT)  # it has gone on, however shortly before
                 return Ended(found.si_status)
             if found.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
                 return Ended(None, found.si_status)

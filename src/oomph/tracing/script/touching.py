@@ -7,6 +7,7 @@ the end, or if Python looked at it before, as libraries do to check that it is t
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from importlib.util import source_from_cache
@@ -125,5 +126,14 @@ def _held_open() -> set[str]:
         if len(words := line.split(maxsplit=5)) == 6 and words[5].startswith("/")
     }
     own = Path("/proc/self/fd")
-    opened = {os.path.realpath(own / name) for name in os.listdir(own)}  # noqa: PTH208 - as names
+    names = [name for name in os.listdir(own) if _is_readable(int(name))]  # noqa: PTH208 - as names
+    opened = {os.path.realpath(own / name) for name in names}
     return {path for path in mapped | opened if path.startswith("/") and _decides(path)}
+
+
+def _is_readable(descriptor: int) -> bool:
+    """The file that a shell sends the output to is none that was looked at."""
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
+    except OSError:  # that of the listing itself, which is closed by now
+        return False
