@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import json
 import sys
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -97,6 +96,6 @@ def _path(place: tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> P
 
 
 def installed() -> list[str]:
-    """Name and version of everything installed, as pip names its directories."""
-    packages = Path(sysconfig.get_paths()["purelib"])
-    return sorted(path.name for path in packages.glob("*.dist-info"))
+    """Name and version of every package that Python can find, the user's own place included."""
+    found = (name for place in sys.path if Path(place).is_dir() for name in Path(place).iterdir())
+    return sorted(str(path) for path in found if path.suffix in (".dist-info", ".egg-info"))

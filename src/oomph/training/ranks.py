@@ -21,7 +21,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from oomph.errors import UsageError
+from oomph.errors import OomphError, UsageError
 from oomph.training.recovery import Recovery
 
 
@@ -94,6 +94,13 @@ class Ranks:
             work.wait()
             if received is not gradient:
                 gradient.copy_(received)
+
+
+def no_way(ranks: Ranks | None, recovery: Recovery, error_text: str) -> OomphError:
+    """The error of a rank that has found none, after all others have heard of it."""
+    if ranks is not None:
+        ranks.least(Has.NO_WAY)
+    return recovery.nothing_left(error_text)
 
 
 def is_settled(ranks: Ranks, is_done: bool, recovery: Recovery) -> bool:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from oomph.training.out_of_memory import is_out_of_memory
-from oomph.training.ranks import Has, Ranks, is_settled
+from oomph.training.ranks import Ranks, is_settled, no_way
 from oomph.training.recovery import Recovery, half_updated, release, said_by, tried_twice
 from oomph.training.rollback import Rollback
 from oomph.training.stepper_batches import Batch, Batches
@@ -144,10 +144,8 @@ class Attempts:
         failed.size = self._recovery.after(error, failed.num, failed.elements, failed.size)
         self._undo()
         if not failed.size:
-            if self._ranks is not None:
-                self._ranks.least(Has.NO_WAY)
             self._batches.clear()
-            raise self._recovery.nothing_left(text) from None
+            raise no_way(self._ranks, self._recovery, text) from None
         return True
 
     # ---- when something fails ------------------------------------------------------------------

@@ -93,24 +93,17 @@ class KeptScript:
 
 def _decided_by(script: Script, gpu: PretendedGpu) -> list[Any]:
     from oomph.tracing.cache import hashes_of_rooms
+    from oomph.tracing.kept import installed
     from oomph.tracing.traces import kind_of
 
     environment = {k: v for k, v in os.environ.items() if k not in _OF_THE_TERMINAL}
     return [
         hashes_of_rooms("records", "tracing", "training"),
-        (sys.version, sys.executable, sys.flags.optimize, _installed()),
+        (sys.version, sys.executable, sys.flags.optimize, installed()),
         {**asdict(script), "directory": os.path.realpath(script.directory)},
         sorted(environment.items()),
         (kind_of(gpu.capability), gpu.count),
     ]
-
-
-def _installed() -> list[str]:
-    """Name and version of every package that Python can find, the user's own place included."""
-    from pathlib import Path
-
-    found = (name for place in sys.path if Path(place).is_dir() for name in Path(place).iterdir())
-    return sorted(str(path) for path in found if path.suffix in (".dist-info", ".egg-info"))
 
 
 def _digest(what: Any) -> str:

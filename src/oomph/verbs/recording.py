@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ class Recorder:
         self.stopping = Stopping(tuple if self._tree is None else self._tree.pids)
         self.recent: tuple[GpuSpan, ...] = ()  # replaced, never changed: any thread may read it
         self._warned: set[str] = set()
-        self._noted: list[Event] = []  # by another thread, and not written yet
+        self._noted: deque[Event] = deque()  # by another thread, and not written yet
         self._ended: Ended | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="oomph-diary", daemon=True)
@@ -90,7 +91,7 @@ class Recorder:
         self.recent = (*self.recent, *taken.spans)[-_MOST_RECENT:]
         self._diary.add_gpus(self.sampler.gpus())
         self._diary.add_spans(taken.spans, self._host_spans(now_s))
-        noted, self._noted = self._noted, []
+        noted = [self._noted.popleft() for _ in range(len(self._noted))]
         for event in (*taken.events, *noted):
             self._diary.add(event)
         if not self._diary.flush():

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # Time against memory is what decides which block to recompute, not the GPU: of a block's ops the
 # share that is arithmetic and the share that is traffic, at the rates of an A100.
 _FLOPS, _BANDWIDTH = 250e12, 1.6e12
-AS_IT_IS = "as it is"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +188,7 @@ def _what_fails(rehearsed: Rehearsed, part: Family | Step, variant: Variant) -> 
     except CannotBePutOn as error:
         rehearsed.failed[part] = str(error)
     except OomphError as error:
-        if in_words(variant) == AS_IT_IS:
+        if not _tricks_of(variant):
             raise
         rehearsed.failed[part] = error.what + (f" ({error.because})" if error.because else "")
 
@@ -262,14 +261,19 @@ def _for_step(variant: Variant) -> Variant:
 
 def in_words(variant: Variant) -> str:
     """A way to train, short enough for a line of progress."""
-    from oomph.planning.tricks import levers_of
-
-    names = [lever.name for lever in levers_of(variant) if lever.name != "accumulation"]
+    names = _tricks_of(variant)
     if variant.checkpointing != "none":
         names = [
             n if n != "checkpointing" else f"checkpointing {variant.checkpointing}" for n in names
         ]
-    return ", ".join(names) or AS_IT_IS
+    return ", ".join(names) or "as it is"
+
+
+def _tricks_of(variant: Variant) -> list[str]:
+    """What is put on, the split of the batch aside."""
+    from oomph.planning.tricks import levers_of
+
+    return [lever.name for lever in levers_of(variant) if lever.name != "accumulation"]
 
 
 def _footprint(rehearser: Rehearser, variant: Variant) -> Footprint | None:

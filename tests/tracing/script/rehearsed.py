@@ -21,6 +21,14 @@ GPU = PretendedGpu(
     multi_processor_count=128,
 )
 
+# Of a script that has a model of 16 inputs and 4 classes on the GPU.
+LOOP = """
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(3):
+    loss = F.cross_entropy(model(torch.randn(8, 16).cuda()), torch.randint(4, (8,)).cuda())
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
 
 def rehearsed(directory: Path, text: str, *arguments: str, **overrides: Any) -> tuple[Trace, Seen]:
     """A script of this text, rehearsed."""

@@ -15,19 +15,13 @@ from oomph.tracing.script.refusals import JIT
 from oomph.tracing.script.run import rehearse_script
 from oomph.training import apply
 from tracing.rehearsals import mistakes
-from tracing.script.rehearsed import GPU, rehearsed, second_step
+from tracing.script.rehearsed import GPU, LOOP, rehearsed, second_step
 
 _HEAD = """
 import copy, pickle, torch, torch.nn as nn, torch.nn.functional as F
 from concurrent.futures import ThreadPoolExecutor
 from torch.distributions import Categorical
 model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-"""
-_LOOP = """
-optimizer = torch.optim.Adam(model.parameters())
-for _ in range(3):
-    loss = F.cross_entropy(model(torch.randn(8, 16).cuda()), torch.randint(4, (8,)).cuda())
-    optimizer.zero_grad(); loss.backward(); optimizer.step()
 """
 MECHANISMS: dict[str, str] = {
     "a GPU by its number alone": _HEAD
@@ -40,7 +34,7 @@ assert {torch.device: 1}[torch.device] == 1 and torch.device("cpu").type == "cpu
 assert copy.deepcopy(gpu) == pickle.loads(pickle.dumps(gpu)) == gpu
 assert torch.zeros(2, device=0).is_cuda and torch.zeros(2).to(0).is_cuda
 """
-    + _LOOP,
+    + LOOP,
     "factories that torch does not list": _HEAD
     + """
 noise = torch.normal(mean=0.0, std=1.0, size=(8, 4), device="cuda", generator=None)
@@ -48,7 +42,7 @@ assert noise.is_cuda and torch.normal(0.0, 1.0, (2,)).device.type == "cpu"
 assert torch.fft.fftfreq(8, device="cuda").is_cuda
 model.cuda()
 """
-    + _LOOP,
+    + LOOP,
     "data that only a worker can read": _HEAD
     + """
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -71,7 +65,7 @@ for x in DataLoader(Read(), 8, num_workers=2, worker_init_fn=begin):
 for x in DataLoader([torch.ones(16)], worker_init_fn=begin):
     assert get_worker_info() is None
 """
-    + _LOOP,
+    + LOOP,
     "what pickle makes of tensors": _HEAD
     + """
 model = pickle.loads(pickle.dumps(model.cuda()))
@@ -79,7 +73,7 @@ assert all(one.is_cuda and one.requires_grad for one in model.parameters())
 there, here = pickle.loads(pickle.dumps((torch.ones(3, 2).cuda().t(), torch.ones(2))))
 assert there.is_cuda and there.stride() == (1, 2) and here.tolist() == [1, 1]
 """
-    + _LOOP,
+    + LOOP,
     "streams of any device, and their devices by name": _HEAD
     + """
 gpu = torch.device("cuda")
@@ -91,7 +85,7 @@ with torch.cuda.stream(side):
 event.record(side)
 torch.cuda.current_stream(gpu).wait_event(event)
 """
-    + _LOOP,
+    + LOOP,
     "an encoder that is evaluated with padding": _HEAD
     + """
 layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -101,7 +95,7 @@ with torch.no_grad():
     assert encoder(torch.ones(2, 6, 16).cuda(), src_key_padding_mask=padding).shape == (2, 6, 16)
 model.cuda()
 """
-    + _LOOP,
+    + LOOP,
     "ranges for a profiler": _HEAD
     + """
 torch.cuda.nvtx.range_push("build")
@@ -110,7 +104,7 @@ with torch.cuda.nvtx.range("{} of {}", 1, 2), torch.autograd.profiler.emit_nvtx(
 torch.cuda.nvtx.mark("built"); torch.cuda.nvtx.range_pop()
 torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("train"))
 """
-    + _LOOP,
+    + LOOP,
     "a list of modules with a gap": _HEAD
     + """
 class Layers(nn.Module):
@@ -126,7 +120,7 @@ class Layers(nn.Module):
 
 model = Layers().cuda()
 """
-    + _LOOP,
+    + LOOP,
     "a product with a dtype of its own": _HEAD
     + """
 model.cuda()
@@ -168,7 +162,7 @@ class SummaryWriter:
 from tensorboardX import SummaryWriter
 SummaryWriter().add_graph(model.cuda(), torch.ones(2, 16).cuda())
 """
-    _, seen = rehearsed(tmp_path, _HEAD + drawn + _LOOP)
+    _, seen = rehearsed(tmp_path, _HEAD + drawn + LOOP)
     assert seen.has_stepped
 
 
@@ -186,9 +180,9 @@ class Holder:
 model = nn.Sequential(torch.jit.script(nn.Linear(16, 4))).cuda()
 assert shifted(torch.ones(3, device="cuda"), 3).is_cuda
 """
-    _, seen = rehearsed(tmp_path, _HEAD + compiled + _LOOP)
+    _, seen = rehearsed(tmp_path, _HEAD + compiled + LOOP)
     assert JIT in seen.approximations
-    _, plain = rehearsed(tmp_path, _HEAD + "model.cuda()" + _LOOP)
+    _, plain = rehearsed(tmp_path, _HEAD + "model.cuda()" + LOOP)
     assert JIT not in plain.approximations
 
 
@@ -244,10 +238,10 @@ def moved(i):
 with ThreadPoolExecutor(4) as pool:
     assert all(pool.map(moved, range(8)))
 """
-    trace, seen = rehearsed(tmp_path, _HEAD + in_threads + _LOOP)
+    trace, seen = rehearsed(tmp_path, _HEAD + in_threads + LOOP)
     assert seen.has_stepped
     assert mistakes(trace) == []
-    alone, _ = rehearsed(tmp_path, _HEAD + "model.cuda()" + _LOOP)
+    alone, _ = rehearsed(tmp_path, _HEAD + "model.cuda()" + LOOP)
     assert second_step(trace) == second_step(alone)
 
 
@@ -298,7 +292,7 @@ assert said == {answers}, said
 with torch.autocast("cuda", torch.bfloat16):
     assert model(torch.ones(2, 16, device="cuda")).dtype is torch.bfloat16
 """
-    (tmp_path / "train.py").write_text(_HEAD + asked + _LOOP)
+    (tmp_path / "train.py").write_text(_HEAD + asked + LOOP)
     script = Script(path="train.py", directory=str(tmp_path))
     pretended = replace(GPU, capability=gpu)
     assert rehearse_script(script, pretended, Overrides(), apply).seen.has_stepped

@@ -12,17 +12,11 @@ from oomph.tracing.script.rehearsal import CLOSURES, WAITING
 from oomph.tracing.script.run import rehearse_script
 from oomph.training import apply
 from tracing.rehearsals import mistakes
-from tracing.script.rehearsed import GPU, rehearsed
+from tracing.script.rehearsed import GPU, LOOP, rehearsed
 
 _HEAD = """
 import torch, torch.nn as nn, torch.nn.functional as F
 model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
-"""
-_LOOP = """
-optimizer = torch.optim.Adam(model.parameters())
-for _ in range(3):
-    loss = F.cross_entropy(model(torch.randn(8, 16).cuda()), torch.randint(4, (8,)).cuda())
-    optimizer.zero_grad(); loss.backward(); optimizer.step()
 """
 
 
@@ -101,7 +95,7 @@ assert torch.ones(2).type(torch.LongTensor).dtype is torch.LongTensor.dtype is t
 means = torch.tensor([model(torch.randn(8, 16).cuda()).mean() for _ in range(3)])
 assert means.shape == (3,) and not means.is_cuda
 """
-    _, seen = rehearsed(tmp_path, _HEAD + lists + _LOOP)
+    _, seen = rehearsed(tmp_path, _HEAD + lists + LOOP)
     assert seen.has_stepped
 
 
@@ -115,7 +109,7 @@ on_host = torch.linalg.eigvalsh((there @ there.t()).cpu())
 mask = on_host.ge(0).type_as(on_host)
 assert mask.device.type == "cpu" and (on_host * mask).type_as(there).is_cuda
 """
-    _, seen = rehearsed(tmp_path, _HEAD + moved + _LOOP)
+    _, seen = rehearsed(tmp_path, _HEAD + moved + LOOP)
     assert seen.has_stepped
 
 
@@ -190,7 +184,7 @@ class Own(nn.Module):
 
 model = Own().cuda()
 """
-    _, seen = rehearsed(tmp_path, _HEAD + own + _LOOP)
+    _, seen = rehearsed(tmp_path, _HEAD + own + LOOP)
     assert (seen.model, seen.micro_batch, seen.num_parameters) == ("Own", 8, 68)
 
 
@@ -230,7 +224,7 @@ assert torch.cuda.memory_stats()["allocated_bytes.all.current"] > 0
 assert "GPU:0" in torch.cuda.list_gpu_processes()
 torch.compiler.cudagraph_mark_step_begin()
 """
-    _, seen = rehearsed(tmp_path, _HEAD + asked + _LOOP)
+    _, seen = rehearsed(tmp_path, _HEAD + asked + LOOP)
     assert seen.has_stepped
 
 
@@ -242,9 +236,9 @@ def doubled(x):
 
 model.cuda()
 """
-    _, seen = rehearsed(tmp_path, _HEAD + decorated + _LOOP)
+    _, seen = rehearsed(tmp_path, _HEAD + decorated + LOOP)
     assert not seen.uses_compile
-    called = _HEAD + decorated + "doubled(torch.ones(2, device='cuda'))\n" + _LOOP
+    called = _HEAD + decorated + "doubled(torch.ones(2, device='cuda'))\n" + LOOP
     assert rehearsed(tmp_path, called)[1].uses_compile
 
 
@@ -254,7 +248,7 @@ def test_lines_of_an_installed_package_that_is_asked_for_by_name_are_named(
     package = tmp_path / "site-packages" / "trainer_of_others"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "train.py").write_text(_HEAD + "model.cuda()" + _LOOP + "\n")
+    (package / "train.py").write_text(_HEAD + "model.cuda()" + LOOP + "\n")
     (package / "broken.py").write_text("from trainer_of_others import train_nothing\n")
     monkeypatch.syspath_prepend(str(package.parent))
     here = str(tmp_path)

@@ -21,7 +21,7 @@ from oomph.training import apply, examples, splitting
 from oomph.training.adapters.limits import tell_of_norms
 from oomph.training.adapters.pieces import Opened, Piece
 from oomph.training.out_of_memory import is_out_of_memory
-from oomph.training.ranks import Has, Ranks, is_settled
+from oomph.training.ranks import Ranks, is_settled, no_way
 from oomph.training.recovery import said_by, tried_twice
 from oomph.training.recovery_of_model import recovery_for
 from oomph.training.recovery_tricks import NAMES
@@ -250,10 +250,8 @@ class Window:
         failed.size = self._recovery.after(error, failed.num, failed.elements, failed.size)
         self._undo()
         if not failed.size:
-            if self._ranks is not None:
-                self._ranks.least(Has.NO_WAY)
             self._clear()
-            raise self._recovery.nothing_left(text) from None
+            raise no_way(self._ranks, self._recovery, text) from None
         return True
 
     def _undo(self) -> None:
