@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +12,11 @@ from benchmarks.job_models import Trained, drawn
 from oomph.units import GIB, MIB
 
 NUM_BUDGETS = 4  # for each model
-SEED = 2026
 _AMPLE_BYTES = 8 * GIB
-# Of a whole batch. Less would be of the size of torch's segments, which no GPU's memory is; more
-# takes too long on a CPU.
-_LEAST_BYTES = 96 * MIB
+# Of a whole batch: more takes too long on a CPU.
+_LEAST_BYTES, _MOST_BYTES = 192 * MIB, 768 * MIB
+# Torch takes its memory in segments of 20 MiB. A GPU has hundreds of them.
+_LEAST_BUDGET_BYTES = 8 * 20 * MIB
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,29 +53,72 @@ class Job:
 
 @dataclass
 class Trials:
-    """Steps of a model on emulated GPUs."""
+    """Steps of a model on an emulated GPU, and what of them fits into less memory."""
 
     trained: Trained
+    requests: dict[Any, Requests] = field(default_factory=dict)
     known: dict[Any, bool] = field(default_factory=dict)
 
     def fits(self, budget_bytes: int, size: int, length: int, *, is_split: bool) -> bool:
         key = budget_bytes, size, length, is_split
         if key not in self.known:
-            self.known[key] = self.peak_bytes(*key) is not None
+            self.known[key] = self._requests(size, length, is_split).fit_into(budget_bytes)
         return self.known[key]
 
-    def peak_bytes(self, budget_bytes: int, size: int, length: int, is_split: bool) -> int | None:
-        """Of two steps, of two pieces each where they are split; None if it runs out of memory."""
-        import torch
+    def peak_bytes(self, size: int, length: int) -> int:
+        """Of pieces of a size."""
+        return self._requests(size, length, True).peak_bytes
 
-        import oomph
+    def _requests(self, size: int, length: int, is_split: bool) -> Requests:
+        """Of two steps, of two pieces each where they are split."""
+        key = size, length, is_split
+        if key not in self.requests:
+            self.requests[key] = _requests_of(
+                lambda: _train_by_hand(self.trained, size, length, 1 + is_split)
+            )
+        return self.requests[key]
 
-        with oomph.emulated_gpu(budget_bytes) as gpu:
-            try:
-                _train_by_hand(self.trained, size, length, 1 + is_split)
-            except torch.OutOfMemoryError:
-                return None
-            return gpu.peak_allocated_bytes
+
+class Requests:
+    """What an emulated GPU was asked for: one with less memory would be asked the same."""
+
+    def __init__(self, allocator: Any) -> None:
+        self.sizes: list[int] = []
+        self.events: list[int] = []
+        self.peak_bytes = 0
+        self._numbers: dict[int, int] = {}
+        self._malloc, self._free = allocator.malloc, allocator.free
+        allocator.malloc, allocator.free = self.malloc, self.free
+
+    def malloc(self, size_bytes: int, stream: int = 0) -> int:
+        address: int = self._malloc(size_bytes, stream)
+        self.sizes.append(size_bytes)
+        self._numbers[address] = len(self.sizes)
+        self.events.append(len(self.sizes))
+        return address
+
+    def free(self, address: int) -> None:
+        self.events.append(-self._numbers.pop(address))
+        self._free(address)
+
+    def fit_into(self, budget_bytes: int) -> bool:
+        from oomph.predicting.allocator import CachingAllocator
+        from oomph.predicting.allocator_settings import AllocatorSettings
+        from oomph.predicting.device import SimulatedDevice
+        from oomph.predicting.replay import replay
+
+        allocator = CachingAllocator(AllocatorSettings(), SimulatedDevice(budget_bytes))
+        return replay(allocator, self.sizes, self.events).ran_out_at is None
+
+
+def _requests_of(train: Callable[[], None]) -> Requests:
+    import oomph
+
+    with oomph.emulated_gpu(_AMPLE_BYTES) as gpu:
+        found = Requests(gpu._card.memory.allocator)
+        train()
+        found.peak_bytes = gpu.peak_allocated_bytes
+    return found
 
 
 def _train_by_hand(trained: Trained, size: int, length: int, num_pieces: int) -> None:
@@ -91,8 +135,8 @@ def _train_by_hand(trained: Trained, size: int, length: int, num_pieces: int) ->
 # ---- drawing jobs ----------------------------------------------------------------------------
 
 
-def jobs(num: int) -> list[Job]:
-    chance = random.Random(SEED)  # noqa: S311
+def jobs(num: int, seed: int) -> list[Job]:
+    chance = random.Random(seed)  # noqa: S311
     made: list[Job] = []
     while len(made) < num:
         made += _jobs_of(drawn(chance), chance)
@@ -101,15 +145,17 @@ def jobs(num: int) -> list[Job]:
 
 def _jobs_of(trained: Trained, chance: random.Random) -> list[Job]:
     trials, longest = Trials(trained), trained.lengths[-1]
-    two, four = (trials.peak_bytes(_AMPLE_BYTES, n, longest, True) or 0 for n in (2, 4))
+    two, four = (trials.peak_bytes(n, longest) for n in (2, 4))
     each = (four - two) / 2
-    if not _LEAST_BYTES <= each * trained.batch_size <= 4 * _LEAST_BYTES:
+    if not _LEAST_BYTES <= each * trained.batch_size <= _MOST_BYTES:
         return []
     found = []
     for _ in range(NUM_BUDGETS):
         num = trained.batch_size ** chance.uniform(0.4, 1.05)  # examples that should just fit
         budget_bytes = int((two + each * (num - 2)) * 1.03) + 2 * MIB
         order = _order(trained, chance)
+        if budget_bytes < _LEAST_BUDGET_BYTES:
+            continue
         plan = _plan(trained, budget_bytes)
         job = Job(trained, budget_bytes, order, plan, trials)
         if plan is not None and job.largest(longest):

@@ -71,3 +71,17 @@ def test_the_bound_is_the_live_bytes_of_the_whole(ways: Ways) -> None:
         )
         whole: Footprint = ways.footprint(variant)
         assert ways.least_bytes(variant) == whole.live_bytes(n)
+
+
+@pytest.mark.parametrize("num_replays", [0, 1, 2, 12])
+def test_the_boundary_is_nearer_the_more_is_replayed_and_always_true(
+    ways: Ways, num_replays: int
+) -> None:
+    variant = Variant(micro_batch=3, accumulation=2)
+    limit_bytes = ways.reserved_bytes(replace(variant, micro_batch=9))
+    fit, too_many = ways.boundary(variant, limit_bytes, 3, num_replays)
+    assert 3 <= fit < too_many
+    assert ways.replayed(variant, limit_bytes, fit).ran_out_at is None
+    assert ways.replayed(variant, limit_bytes, 1.01 * too_many).ran_out_at is not None
+    if num_replays == 12:
+        assert too_many - fit <= fit / 64

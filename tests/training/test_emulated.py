@@ -393,3 +393,17 @@ def test_one_at_a_time() -> None:
 def test_a_size_that_makes_no_sense_is_refused(size: Any) -> None:
     with pytest.raises(UsageError):
         oomph.emulated_gpu(size)
+
+
+def test_dropout_keeps_a_byte_for_each_element_and_drops_what_the_cpu_drops() -> None:
+    torch.manual_seed(0)
+    on_host = torch.nn.functional.dropout(torch.ones(1024, 1024), 0.5)
+    torch.manual_seed(0)
+    with oomph.emulated_gpu("64MiB") as gpu:
+        ones = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+        before = gpu.allocated_bytes
+        dropped = torch.nn.functional.dropout(ones, 0.5)
+        assert gpu.allocated_bytes - before == 4 * MIB + MIB
+        assert torch.equal(dropped.detach().cpu(), on_host)
+        in_evaluation = torch.nn.functional.dropout(ones, 0.5, training=False)
+        assert in_evaluation.data_ptr() == ones.data_ptr()

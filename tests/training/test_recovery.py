@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,16 @@ from planning.plans import plan_of
 from torch import nn
 
 from oomph.errors import UsageError
+from oomph.records.plan import Reach
 from oomph.records.workload import How
-from oomph.training.recovery import planned_sizes, predicted_bytes, release, said_by
+from oomph.training.recovery import (
+    PlannedReach,
+    planned_sizes,
+    predicted_bytes,
+    reach_of,
+    release,
+    said_by,
+)
 from oomph.training.recovery_sizes import _GROW_AFTER, Sizes, bucket_of, divisors, next_size
 from oomph.training.recovery_tricks import LastResorts
 from training.stepper_kinds import MESSAGE
@@ -154,3 +163,46 @@ def test_a_trick_that_is_on_or_cannot_help_is_passed_over() -> None:
     )
     with pytest.raises(UsageError, match="'magic' cannot be switched on"):
         LastResorts(stack(), How(), ("magic",))
+
+
+# ---- how far a plan's replays reach --------------------------------------------------------------
+
+
+def reach(fit: float, too_many: float = 1000.0) -> PlannedReach:
+    return PlannedReach(Reach(fit=fit, too_many=too_many, elements=100), 100)
+
+
+def test_a_plan_that_says_nothing_of_other_sizes_has_no_reach() -> None:
+    assert reach_of(None) is None
+    assert reach_of(plan_of(micro_batch=8)) is None
+    unknown = Reach(fit=9.0, too_many=10.0, elements=None)
+    assert reach_of(replace(plan_of(micro_batch=8), reach=unknown)) is None
+
+
+def test_training_begins_with_what_the_replays_of_the_plan_let_through() -> None:
+    sizes = Sizes(8, reach=reach(13.9))
+    assert sizes.size_for(48, 100) == 12  # 8 is what kernels like, and 13 does not divide 48
+    assert sizes.size_for(48, 101) == 8  # longer than what was planned with
+
+
+@given(fit=st.floats(1, 64), elements=st.integers(1, 100), num=st.integers(1, 256))
+def test_shorter_examples_have_no_more_elements_than_fit(
+    fit: float, elements: int, num: int
+) -> None:
+    size = reach(fit).fit(num, elements)
+    assert 1 <= size <= num
+    assert size * elements <= fit * 100 or size == 1
+
+
+def test_more_are_not_tried_than_the_plan_has_ruled_out() -> None:
+    assert reach(9, too_many=12).most(48, 100) == 8
+    assert reach(9, too_many=12.1).most(48, 100) == 12
+    assert reach(9, too_many=12).most(48, 50) == 48  # what grows with the square may let them in
+    assert reach(1, too_many=1.5).most(48, 200) == 1
+
+
+def test_what_fails_though_it_was_planned_is_not_begun_with_again() -> None:
+    sizes = Sizes(8, reach=reach(13.9))
+    assert sizes.failed(48, 100, 12) == 6
+    assert sizes.size_for(48, 100) == 6
+    assert sizes.size_for(48, 50) == 24

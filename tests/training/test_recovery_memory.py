@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oomph.records.plan import Reach
+from oomph.training.recovery import PlannedReach
 from oomph.training.recovery_memory import Measurements, Reading
 from oomph.training.recovery_sizes import Sizes
 
@@ -16,6 +18,8 @@ WEIGHTS, GRADIENTS = 1000, 1000
 
 class Gpu:
     """Memory that a model takes by a rule, and torch's way of counting it."""
+
+    segment_bytes = 0
 
     def __init__(self, room: int, each: Any) -> None:
         self.room, self.each = room, each  # each: bytes of an example, by its elements
@@ -191,3 +195,25 @@ def test_whether_sizes_may_grow_is_asked_when_the_model_has_been_trained() -> No
     is_training.append(True)
     sizes.fitted(48, 10, 8)
     assert sizes.size_for(48, 10) == 8
+
+
+def test_what_was_measured_of_other_lengths_is_not_asked_where_the_plan_knows() -> None:
+    """Lengths that only longer ones are known of would be taken to go with the square."""
+    gpu = Gpu(5_000, linear)
+    measured = Measurements(gpu, gpu.gradient_bytes_to_come)
+    known = PlannedReach(Reach(fit=12.5, too_many=15.0, elements=20), 20)
+    sizes = Sizes(8, measured=measured, may_grow=lambda: True, reach=known)
+    gpu.run(measured, 48, 5, 48)
+    sizes.fitted(48, 5, 48)
+    assert sizes.size_for(48, 20) == 12
+    assert sizes.failed(48, 20, 12) == 6  # and not the 3 that the square of 5 would leave
+
+
+def test_measurements_keep_a_segment_free_for_what_fits_into_no_hole() -> None:
+    gpu = Gpu(5_000, linear)
+    measured = Measurements(gpu, gpu.gradient_bytes_to_come)
+    gpu.run(measured, 48, 10, 8)
+    without = measured.fits(10)
+    gpu.segment_bytes = 1_000
+    assert without == 28
+    assert measured.fits(10) == 20

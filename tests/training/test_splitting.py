@@ -175,7 +175,8 @@ def test_what_cannot_be_looked_into_is_never_repeated_in_silence() -> None:
 def test_examples_of_more_tokens_are_larger() -> None:
     short, long = torch.zeros(4, 8), torch.zeros(4, 64)
     assert elements_per_example({"ids": short}, 4) == 8
-    assert elements_per_example({"ids": long, "y": torch.zeros(4)}, 4) == 65
+    assert elements_per_example({"ids": long, "y": torch.zeros(4)}, 4) == 64
+    assert elements_per_example({"x": torch.zeros(4), "y": torch.zeros(4)}, 4) == 2
 
 
 def test_pieces_are_moved_with_all_that_is_in_them() -> None:

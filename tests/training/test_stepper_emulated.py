@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from torch.nn import functional as F  # noqa: N812 - as torch names it
 
 import oomph
 from oomph.errors import OomphError
+from oomph.records.plan import Reach
+from oomph.training.recovery_sizes import divisors
+from oomph.verbs.plans import trick_names
 
 pytestmark = pytest.mark.skipif(
     "emulated_gpu" not in oomph.__all__, reason="there is no emulated GPU yet"
@@ -164,3 +168,66 @@ def test_two_hundred_recoveries_leave_no_memory_behind() -> None:
         torch.cuda.empty_cache()
         assert gpu.allocated_bytes <= before
         assert gpu.reserved_bytes <= reserved
+
+
+# ---- with a plan ---------------------------------------------------------------------------------
+
+
+def workload(length: int) -> Any:
+    """As `batches` makes them, of examples of a length."""
+    return oomph.Workload(
+        model=make,
+        batch=lambda num: {
+            "x": torch.randn(num, length, WIDTH),
+            "y": torch.randint(0, 10, (num, length)),
+        },
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        batch_size=NUM,
+    )
+
+
+def planned(length: int, memory: str) -> Any:
+    """By accumulation alone."""
+    others = [name for name in trick_names() if name != "accumulation"]
+    best = oomph.plan(workload(length), gpu="emulated", gpu_memory=memory, forbid=others).best
+    assert best is not None
+    return best
+
+
+@pytest.mark.parametrize("memory", ["100MiB", "140MiB"])
+def test_with_a_plan_nothing_runs_out_of_memory_and_the_next_size_would(memory: str) -> None:
+    plan = planned(256, memory)
+    assert plan.reach is not None
+    with oomph.emulated_gpu(memory) as gpu:
+        _, step = stepper(plan=plan)
+        sizes = [step(batch).micro_batch for batch in batches(3, 256)]
+        assert gpu.num_out_of_memory == 0
+    larger = min(size for size in divisors(NUM) if size > sizes[-1])
+    with oomph.emulated_gpu(memory) as gpu:
+        _, step = stepper(micro_batch=larger)
+        step(batches(1, 256)[0])
+        step(batches(1, 256)[0])
+        assert gpu.num_out_of_memory > 0
+
+
+def test_shorter_examples_than_were_planned_with_begin_with_more_at_a_time() -> None:
+    plan = planned(256, "100MiB")
+    with oomph.emulated_gpu("100MiB") as gpu:
+        _, step = stepper(plan=plan)
+        first = {length: step(batches(1, length)[0]).micro_batch for length in (128, 64, 256)}
+        assert gpu.num_out_of_memory == 0
+    assert first[256] < first[128] < first[64]
+
+
+def test_batch_norm_is_shown_no_other_size_than_was_planned() -> None:
+    plan = replace(
+        plan_of(micro_batch=2, accumulation=16),
+        reach=Reach(fit=30.0, too_many=40.0, elements=32 * WIDTH + 32),
+    )
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(32), nn.Linear(WIDTH, 10))
+    with oomph.emulated_gpu("96MiB"):
+        model = model.cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = oomph.Stepper(model, optimizer, loss, plan=plan, device="cuda")
+        assert [step(batch).micro_batch for batch in batches(2)] == [2, 2]

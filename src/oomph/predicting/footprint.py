@@ -9,6 +9,7 @@ the allocator reserves: what they say does not fit, does not fit.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,6 +96,12 @@ class Footprint:
         fixed, grown = self._live
         return fixed + grown * micro_batch
 
+    def examples_within(self, limit_bytes: int) -> float:
+        """The most of which the live bytes are within a limit, a part of one included."""
+        fixed, grown = self._live
+        grows = grown > 0
+        return float(((limit_bytes - fixed[grows]) / grown[grows]).min(initial=math.inf))
+
     def live_bytes(self, micro_batch: int) -> int:
         """The most that is alive at a time. The allocator never reserves less."""
         return int(self.live_by_event(micro_batch).max(initial=0))
@@ -108,9 +115,9 @@ class Footprint:
         fixed, grown = self.host_bytes
         return fixed + grown * micro_batch
 
-    def requests(self, micro_batch: int) -> tuple[list[int], list[int], list[int] | None]:
-        """Sizes, events and streams, as `replay` takes them."""
-        sizes = self.fixed_bytes + self.grown_bytes * micro_batch
+    def requests(self, examples: float) -> tuple[list[int], list[int], list[int] | None]:
+        """Sizes, events and streams, as `replay` takes them; a part of an example is rounded up."""
+        sizes = self.fixed_bytes - (-self.grown_bytes * examples // 1).astype(self.event.dtype)
         streams = self.stream.tolist() if self.stream.any() else None
         return sizes.tolist(), self.event.tolist(), streams
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import NamedTuple
 
 from oomph.predicting.allocator import CachingAllocator
@@ -27,6 +28,8 @@ from oomph.predicting.step_times import (
 )
 from oomph.records.catalog import GpuModel
 from oomph.records.workload import Variant
+
+_NEAR_RATIO = 1 / 64  # of examples: near enough
 
 
 class Family(NamedTuple):
@@ -205,11 +208,41 @@ class Ways:
             self.known_replays[key] = self.replayed(variant, limit_bytes).ran_out_at is None
         return bool(self.known_replays[key])
 
-    def replayed(self, variant: Variant, limit_bytes: int | None) -> Replayed:
-        """A replay on a device of so many bytes."""
+    def boundary(
+        self, variant: Variant, limit_bytes: int, known: float, num_replays: int
+    ) -> tuple[float, float]:
+        """How many fit at a time (`known` do) and how many do not; nearer, the more is replayed.
+
+        Half of an example is one that is half as long, as far as what grows with the length goes.
+        """
+        least = known
+        beyond = self.footprint(variant).examples_within(limit_bytes)
+        next_one = beyond - (beyond - least) / 8  # what is reserved is little more than what lives
+        for _ in range(num_replays):
+            if beyond - least <= _NEAR_RATIO * least or not isfinite(beyond):
+                break
+            if self._passes_with(next_one, variant, limit_bytes):
+                least = next_one
+            else:
+                beyond = next_one
+            next_one = (least + beyond) / 2
+        return least, beyond
+
+    def _passes_with(self, examples: float, variant: Variant, limit_bytes: int) -> bool:
+        key = f"{key_of(variant)} with {examples:.4f} in {limit_bytes}"
+        if key not in self.known_replays:
+            found = self.replayed(variant, limit_bytes, examples)
+            self.known_replays[key] = found.ran_out_at is None
+        return bool(self.known_replays[key])
+
+    def replayed(
+        self, variant: Variant, limit_bytes: int | None, examples: float | None = None
+    ) -> Replayed:
+        """A replay on a device of so many bytes, with another number of examples if told."""
         device = SimulatedDevice() if limit_bytes is None else SimulatedDevice(max(limit_bytes, 0))
         settings = AllocatorSettings(expandable_segments=variant.expandable_segments)
-        sizes, events, streams = self.footprint(variant).requests(variant.micro_batch)
+        size = variant.micro_batch if examples is None else examples
+        sizes, events, streams = self.footprint(variant).requests(size)
         return replay(CachingAllocator(settings, device), sizes, events, streams)
 
 

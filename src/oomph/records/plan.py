@@ -31,6 +31,18 @@ class Trick:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How many examples fit at a time by a plan, whatever kernels like and the batch divides by.
+
+    A part of an example stands for a shorter one.
+    """
+
+    fit: float  # at the worst of what is unknown
+    too_many: float  # at the best of it
+    elements: int | None  # of one example that was planned with, in tensors that have several
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One way to train that keeps the batch, and what it costs."""
 
@@ -44,6 +56,7 @@ class Plan:
     recommended: bool
     why: str  # a sentence
     block_names: tuple[str, ...] = ()  # of the model: what checkpointing counts, in its order
+    reach: Reach | None = None  # None: nothing is known beyond the micro-batch
 
     @property
     def micro_batch(self) -> int:

@@ -78,3 +78,5 @@ class Trace:
     host_peak_bytes: int = 0  # the most of the host's memory that what left the GPU takes
     convolutions: Sequence[Convolution] = ()
     measures_convolutions: bool = False  # torch.backends.cudnn.benchmark
+    # In the tensors of a batch, for one example: what longer ones have more of; None if not seen.
+    example_elements: int | None = None

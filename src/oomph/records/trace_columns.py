@@ -37,6 +37,7 @@ def to_columns(trace: Trace) -> dict[str, Any]:
             [getattr(each, field) for each in trace.convolutions] for field in _CONVOLUTION_NUMBERS
         ],
         "measures_convolutions": trace.measures_convolutions,
+        "example_elements": trace.example_elements,
         "micro_batch": trace.micro_batch,
         "torch_version": trace.torch_version,
         "compute_capability": list(trace.compute_capability),
@@ -80,6 +81,7 @@ def from_columns(columns: dict[str, Any]) -> Trace:
         doubt=columns["doubt"],
         host_peak_bytes=columns["host_peak_bytes"],
         measures_convolutions=columns["measures_convolutions"],
+        example_elements=columns["example_elements"],
         convolutions=tuple(
             Convolution(**names_of, **dict(zip(_CONVOLUTION_NUMBERS, numbers, strict=True)))
             for names_of, numbers in zip(

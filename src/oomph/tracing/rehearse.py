@@ -102,6 +102,7 @@ class _Rehearsal:
         self.outputs: set[int] = set()
         self.loss: Any = None
         self.batch: Any = None
+        self.example_elements: int | None = None
         self.phase_starts: list[tuple[int, Phase]] = []
         self.buckets: Buckets | None = None
 
@@ -132,7 +133,7 @@ class _Rehearsal:
                 step_starts.append(len(recorder.events))
                 recorder.computes = step == _NUM_STEPS - 1
                 self._step()
-        return labelled(
+        trace = labelled(
             recorder,
             variant.micro_batch,
             parameters=range(num_parameters),
@@ -142,6 +143,7 @@ class _Rehearsal:
             step_starts=step_starts,
             phase_starts=self.phase_starts,
         )
+        return replace(trace, example_elements=self.example_elements)
 
     def _put_on_model(self) -> None:
         if self.variant.sharding == "ddp":  # its reducer is stood in for by our own
@@ -209,6 +211,7 @@ class _Rehearsal:
         self.batch = None  # `for batch in loader` drops the old one before the new one is copied
         dtype = torch.bfloat16 if self.variant.precision == "pure-bf16" else None
         self.batch = make_batch(self.workload.batch, self.variant.micro_batch, dtype)
+        self.example_elements = _elements(self.batch, self.variant.micro_batch)
         self._enter("forward")
         if self.buckets:
             self.buckets.is_in_sync = is_last
@@ -242,3 +245,9 @@ class _Rehearsal:
                 because="no parameter that requires one has a part in it",
                 attempt="checking torch.no_grad() and requires_grad in the model",
             )
+
+
+def _elements(batch: Any, num: int) -> int:
+    """Of one example, as whoever trains by the plan counts them: of tensors that have several."""
+    each = [tensor.numel() // num for tensor in tensors_of(batch)]
+    return sum(size for size in each if size > 1) or sum(each)

@@ -17,6 +17,7 @@ from typing import Any
 
 from oomph.errors import UsageError
 from oomph.training.emulation.accounting import Accounting, Known
+from oomph.training.emulation.branches import patch_branches
 from oomph.training.emulation.card import Card, Memory
 from oomph.training.emulation.cuda_answers import patch_cuda
 from oomph.training.emulation.factories import patch_factories
@@ -103,6 +104,7 @@ class EmulatedGpu:
         known = Known(places, self._cuda.facts)
         patch_tensors(patches, places)
         patch_factories(patches, places)
+        patch_branches(patches, places)
         patch_cuda(patches, self._card, self._cuda.streams, self._cuda.capability)
         patch_threads(patches, lambda: self._in_this_thread(known))
         stack.enter_context(self._cuda.casts(places.on_card))

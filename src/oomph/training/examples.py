@@ -39,9 +39,12 @@ def are_entries_of_lists(batch: Any, whole: Collection[str] = ()) -> bool:
 
 
 def elements_per_example(batch: Any, num: int) -> int:
-    """How large an example is: what sequences of more tokens, or larger images, have more of."""
-    num_elements: int = sum(tensor.numel() for tensor in tensors(batch))
-    return num_elements // max(num, 1)
+    """How large an example is: what sequences of more tokens, or larger images, have more of.
+
+    What has one number for each example (a class, an index, a length) says nothing of that.
+    """
+    each = [tensor.numel() // max(num, 1) for tensor in tensors(batch)]
+    return sum(size for size in each if size > 1) or sum(each)
 
 
 def _counted(batch: Any, whole: Collection[str]) -> Any:

@@ -7,6 +7,7 @@ these have the activations. What the frames of the caller hold cannot be dropped
 from __future__ import annotations
 
 import gc
+import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,11 +16,11 @@ from typing import TypeVar
 import torch
 
 from oomph.errors import OomphError
-from oomph.records.plan import Plan
+from oomph.records.plan import Plan, Reach
 from oomph.records.prediction import Prediction
 from oomph.training.out_of_memory import is_out_of_memory, which_memory
 from oomph.training.recovery_memory import Measurements
-from oomph.training.recovery_sizes import Predictor, Sizes, divisors
+from oomph.training.recovery_sizes import Predictor, Sizes, divisors, friendly
 from oomph.training.recovery_tricks import LastResorts
 
 _MOST_TEXT = 400  # of torch's message, whose rest is advice
@@ -141,6 +142,39 @@ def planned_sizes(plan: Plan, available_bytes: Callable[[], int | None] | None =
         return max(fits, default=1)
 
     return largest
+
+
+class PlannedReach:
+    """What a plan's replays say of sizes, also of shorter examples than it was made with.
+
+    As many elements in shorter examples take the same, or less where something grows with the
+    square of the length.
+    """
+
+    def __init__(self, reach: Reach, elements: int) -> None:
+        self._planned = elements
+        self._fit, self._too_many = reach.fit * elements, reach.too_many * elements
+
+    def covers(self, elements: int) -> bool:
+        """Are these no longer than what was planned with?"""
+        return elements <= self._planned
+
+    def fit(self, num: int, elements: int) -> int:
+        """How many of these are known to fit; 0 if the plan does not cover them."""
+        most = int(self._fit / max(elements, 1))
+        return friendly(num, most) if self.covers(elements) else 0
+
+    def most(self, num: int, elements: int) -> int:
+        """How many may be tried; all of shorter ones: more of them may fit than are known."""
+        if elements < self._planned:
+            return num
+        return friendly(num, max(math.ceil(self._too_many / elements) - 1, 1))
+
+
+def reach_of(plan: Plan | None) -> PlannedReach | None:
+    """None where the plan does not say."""
+    reach = plan.reach if plan else None
+    return PlannedReach(reach, reach.elements) if reach and reach.elements else None
 
 
 def predicted_bytes(prediction: Prediction, size: int) -> int:

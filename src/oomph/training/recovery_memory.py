@@ -20,8 +20,13 @@ from typing import Any, Protocol
 
 import torch
 
+from oomph.units import MIB
+
 # What fits as a sum of tensors may not fit in pieces: the allocator rounds sizes, and has holes.
 _HOLES_RATIO = 0.04
+# What does not fit into the holes needs a segment, and the last one may be nearly empty: torch's
+# kLargeBuffer (c10/cuda/CUDACachingAllocator.cpp).
+_SEGMENT_BYTES = 20 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +41,16 @@ class Reading:
 class Memory(Protocol):
     """A GPU's memory, as torch counts it."""
 
+    segment_bytes: int  # that it is taken in
+
     def read(self) -> Reading: ...
     def reset_peak(self) -> None: ...
 
 
 class CudaMemory:
     """Of a device, of which torch may have `limit_bytes`, where that is less than it could."""
+
+    segment_bytes = _SEGMENT_BYTES
 
     def __init__(self, device: Any, limit_bytes: int | None = None) -> None:
         self._device, self._limit_bytes = device, limit_bytes
@@ -137,9 +146,14 @@ class Measurements:
             return None
         now = self._memory.read()
         self._standing_bytes = now.allocated_bytes + self._gradient_bytes()
-        room = min(now.room_bytes, self._too_much_bytes) * (1 - _HOLES_RATIO)
-        fits = int((room - self._standing_bytes) / max(self.each_bytes(elements), 1))
+        room = min(now.room_bytes, self._too_much_bytes)
+        holes = max(room * _HOLES_RATIO, self._memory.segment_bytes)
+        fits = int((room - holes - self._standing_bytes) / max(self.each_bytes(elements), 1))
         return max(fits, self.size_that_fitted(elements), 0)
+
+    def has(self, elements: int) -> bool:
+        """Were examples of this size measured?"""
+        return max(elements, 1) in self._measured
 
     def size_that_fitted(self, elements: int) -> int:
         """The most that were run at a time of examples of this size; 0 for none."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from oomph.records.plan import Plan
 from oomph.records.workload import How
-from oomph.training.recovery import Recovery, planned_sizes
+from oomph.training.recovery import Recovery, planned_sizes, reach_of
 from oomph.training.recovery_memory import CudaMemory, Measurements
 from oomph.training.recovery_sizes import Sizes
 from oomph.training.recovery_tricks import LastResorts
@@ -24,14 +24,17 @@ def recovery_for(
     last_resorts: Sequence[str],
     say: Callable[[str], None],
 ) -> Recovery:
-    """Begins with the size that was given, which is never exceeded, or with the plan's."""
+    """Begins with the size that was given, which is never exceeded, or with what the plan knows."""
     splits = not how.optimizer_in_backward
     measured = measurements_of(model, plan) if splits else None
+    may_differ = micro_batch is None and not any(_batch_norms(model))
     sizes = Sizes(
         micro_batch or (plan.micro_batch if plan else None),
         planned_sizes(plan) if plan else None,
+        reach=reach_of(plan) if may_differ else None,
         measured=measured,
-        may_grow=lambda: micro_batch is None and not _has_batch_norm(model),
+        # Whether BatchNorm is in training is known when the model has been trained.
+        may_grow=lambda: micro_batch is None and not any(n.training for n in _batch_norms(model)),
     )
     resorts = LastResorts(model, how, last_resorts)
     return Recovery(sizes, resorts, say, splits=splits, measured=measured)
@@ -55,6 +58,6 @@ def _gradient_bytes_to_come(model: Any) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in to_come)
 
 
-def _has_batch_norm(model: Any) -> bool:
-    """Whether another size would be another training."""
-    return any(isinstance(each, _BatchNorm) and each.training for each in model.modules())
+def _batch_norms(model: Any) -> Iterator[Any]:
+    """In training another size would be another training."""
+    return (each for each in model.modules() if isinstance(each, _BatchNorm))

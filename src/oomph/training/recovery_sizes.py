@@ -2,15 +2,17 @@
 
 Examples of one kind may differ in size (tokens, pixels): what is learnt of one size is true of
 larger ones where it failed, and of smaller ones where it fitted. Sizes are sorted into buckets.
-Without a plan the whole batch is tried first. Where memory is measured (recovery_memory.py), as
-many are taken as fit by that, more than was planned included, and what it says of longer examples
-comes before they fail. After a failure the size is what fitted before, or half, or what a predictor
-says if that is less, and divides the batch where it can. After a good while a size that is larger
-is tried again, each time after twice the while: memory may have been another's.
+Without a plan the whole batch is tried first; with one, as many as its replays said that fit. Where
+memory is measured (recovery_memory.py), as many are taken as fit by that, more than was planned
+included, and what it says of longer examples comes before they fail. After a failure the size is
+what fitted before, or half, or what a predictor says if that is less, and divides the batch where
+it can. After a good while a size that is larger is tried again, each time after twice the while:
+memory may have been another's.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,8 +34,17 @@ class Measured(Protocol):
     def forget(self) -> None: ...
     def fitted(self, elements: int, size: int) -> None: ...
     def failed(self, elements: int, size: int) -> None: ...
+    def has(self, elements: int) -> bool: ...
     def fits(self, elements: int) -> int | None: ...
     def size_that_fitted(self, elements: int) -> int: ...
+
+
+class Reach(Protocol):
+    """What a plan knows of sizes (recovery.PlannedReach), by the batch and its examples' size."""
+
+    def covers(self, elements: int) -> bool: ...
+    def fit(self, num: int, elements: int) -> int: ...
+    def most(self, num: int, elements: int) -> int: ...
 
 
 @dataclass(slots=True)
@@ -54,11 +65,12 @@ class Sizes:
         first: int | None = None,
         predictor: Predictor | None = None,
         *,
+        reach: Reach | None = None,
         measured: Measured | None = None,
         may_grow: Callable[[], bool] = lambda: False,
     ) -> None:
         """may_grow: beyond the first, as far as was measured; asked once, after a whole step."""
-        self._first, self._predictor = first, predictor
+        self._first, self._predictor, self._reach = first, predictor, reach
         self._measured, self._may_grow, self._grows = measured, may_grow, False
         self._has_stepped = False  # there is memory of the optimizer that comes with its first step
         self._told: dict[tuple[int, int], int] = {}  # by measurements; of examples and elements
@@ -71,16 +83,23 @@ class Sizes:
         told = self._told_by_memory(num, elements)
         if told is not None:
             first = told if self._grows or told < first else first
+        if self._reach is not None:
+            first = max(first, self._reach.fit(num, elements))
         if not self._limits:
             return max(1, first)
         bucket = bucket_of(elements)
-        known = [_most(limit, told) for at, limit in self._limits.items() if at <= bucket]
-        return max(1, min(first, *known) if known else first)
+        limits = [_most(limit, told) for at, limit in self._limits.items() if at <= bucket]
+        return max(1, min(first, *limits) if limits else first)
 
     def _told_by_memory(self, num: int, elements: int) -> int | None:
-        """The largest size that fits by what was measured; None before there is anything."""
-        measured = self._measured
+        """The largest size that fits by what was measured; None before there is anything.
+
+        What was measured of other lengths is not asked where the plan knows this one.
+        """
+        measured, reach = self._measured, self._reach
         if measured is None or not self._has_stepped:
+            return None
+        if reach is not None and reach.covers(elements) and not measured.has(elements):
             return None
         if measured.num != self._num_told_by:
             self._told, self._num_told_by = {}, measured.num
@@ -89,7 +108,9 @@ class Sizes:
             fits = measured.fits(elements)
             if fits is None:
                 return None
-            told = self._told[num, elements] = _friendly(num, max(fits, 1))
+            if reach is not None:
+                fits = min(fits, reach.most(num, elements))
+            told = self._told[num, elements] = friendly(num, max(fits, 1))
         return told
 
     def failed(self, num: int, elements: int, size: int) -> int:
@@ -153,10 +174,11 @@ def next_size(num: int, failed: int, predictor: Predictor | None = None) -> int:
     predicted = predictor(num, failed) if predictor else None
     if predicted is not None:
         half = min(half, predicted) or min(half, 1)
-    return _friendly(num, half)
+    return friendly(num, half)
 
 
-def _friendly(num: int, most: int) -> int:
+@functools.lru_cache(maxsize=4096)  # asked before every batch
+def friendly(num: int, most: int) -> int:
     """The largest divisor of a batch that is not more than `most`, if it is not much less."""
     if most >= num:
         return num

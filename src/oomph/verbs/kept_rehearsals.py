@@ -112,6 +112,7 @@ _PLAIN = (
     "notes",
     "doubt",
     "has_convolutions",
+    "example_elements",
 )
 
 

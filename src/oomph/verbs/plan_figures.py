@@ -40,6 +40,7 @@ class Figures:
         self._ready = target.with_torch(rehearsed.torch_version)
         self.card = self._ready.filled_to(asked.target_ratio)
         self.lines = Lines(rehearsed, rehearser, self._ready.rated, say)
+        self._has_workspaces = rehearsed.has_convolutions and not self.card.is_emulated
         self.refuted: set[Variant] = set()  # whose own rehearsal said otherwise
         self._checked: dict[Variant, Checked] = {}
         self._bar_ratios: dict[bool, float] = {}  # of one GPU, of several
@@ -71,7 +72,7 @@ class Figures:
         from oomph.planning.search import Checked
 
         if variant not in self._checked:
-            outside, ways = self._outside_of(variant), self.lines.of(variant)
+            outside, ways = self.outside_of(variant), self.lines.of(variant)
             least = ways.least_bytes(variant)
             if least > self.card.usable.high_bytes - outside.low_bytes:  # whatever is replayed
                 return Checked(device_bytes=least + outside.likely_bytes, fits="no")
@@ -103,10 +104,10 @@ class Figures:
     @property
     def outside(self) -> Interval:
         """What is taken beside torch's allocator, on one GPU."""
-        return self.card.outside(has_convolutions=self.rehearsed.has_convolutions)
+        return self.card.outside(has_convolutions=self._has_workspaces)
 
-    def _outside_of(self, variant: Variant) -> Interval:
-        return self.card.among(variant).outside(has_convolutions=self.rehearsed.has_convolutions)
+    def outside_of(self, variant: Variant) -> Interval:
+        return self.card.among(variant).outside(has_convolutions=self._has_workspaces)
 
     def _bar_ratio_of(self, variant: Variant) -> float:
         """What a bar reaches above its figure, for this model."""
@@ -114,7 +115,7 @@ class Figures:
 
     def _learn_bar(self, prediction: Prediction) -> None:
         """From the first of one GPU, and the first of several, the context aside."""
-        outside = self._outside_of(prediction.variant)
+        outside = self.outside_of(prediction.variant)
         above = prediction.high_bytes - prediction.device_bytes
         ratio = max(above - outside.high_bytes + outside.likely_bytes, 0)
         is_among_several = prediction.variant.num_gpus > 1
@@ -147,7 +148,7 @@ class Figures:
         from oomph.predicting.weighing import weighed, weights_kept
         from oomph.predicting.work import work_of
 
-        if self.rehearsed.has_convolutions:
+        if self._has_workspaces:
             # What convolutions take beside their tensors is not among the parts, nor is it kept.
             trace = self.trace(variant, is_exact=True)
             return self._weighed_anew(variant, trace), work_of(trace.ops), trace.host_peak_bytes
@@ -167,14 +168,14 @@ class Figures:
 
     def _weighed_anew(self, variant: Variant, trace: Trace) -> Weights:
         from oomph.predicting.allocator_settings import AllocatorSettings
-        from oomph.predicting.weighing import weights_of
+        from oomph.predicting.assembly import weights_on
 
         settings = AllocatorSettings(expandable_segments=variant.expandable_segments)
-        return weights_of(trace, settings, has_fast_tf32=self.card.has_fast_tf32)
+        return weights_on(self.card, trace, settings)
 
     def trace(self, variant: Variant, *, is_exact: bool) -> Trace:
         """What a prediction of it rests on."""
-        if self.rehearsed.has_convolutions:
+        if self._has_workspaces:
             return self._rehearsed_trace(variant)
         return self._as_trace(self._footprint(variant, is_exact=is_exact)[0], variant.micro_batch)
 

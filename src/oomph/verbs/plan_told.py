@@ -40,11 +40,13 @@ def told(
     """The whole answer, for the variants that are kept of those that were to be shown."""
     from oomph.planning import answers
     from oomph.records.plan import Plans
+    from oomph.verbs.plan_reach import reach_of
 
     facts = _facts(workload, asked, figures, searched)
     plans = answers.told_apart(
         [answers.plan_of(v, p, figures.seconds(v), facts) for v, p in kept], facts
     )
+    plans = tuple(replace(plan, reach=reach_of(plan, figures)) for plan in plans)
     return Plans(
         workload=workload,
         gpu=figures.card.name,

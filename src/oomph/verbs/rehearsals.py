@@ -81,6 +81,7 @@ class Rehearsed:
         default_factory=dict
     )  # tricks that cannot be put on, and why
     has_convolutions: bool = False
+    example_elements: int | None = None  # in all tensors of one example
 
 
 def choices_of(
@@ -126,6 +127,7 @@ def first_look(rehearser: Rehearser) -> Rehearsed:
         files=rehearser.files,
         doubt=trace.doubt,
         has_convolutions=bool(trace.convolutions),
+        example_elements=trace.example_elements,
     )
 
 

@@ -70,6 +70,7 @@ class Target:
             # A measurement has run a convolution: cuDNN's kernels are in it.
             cudnn=NOTHING if measured or self.is_emulated else cudnn(self.model, torch_version),
             has_fast_tf32=self.model.has_fast_tf32,
+            is_emulated=self.is_emulated,
         )
 
 
