@@ -110,9 +110,13 @@ class Footprint:
 
     def requests(self, micro_batch: int) -> tuple[list[int], list[int], list[int] | None]:
         """Sizes, events and streams, as `replay` takes them."""
+        import numpy as np
+
         sizes = self.fixed_bytes + self.grown_bytes * micro_batch
+        # torch asks for nothing where a tensor is empty
+        events = self.event[sizes[np.abs(self.event) - 1] != 0]
         streams = self.stream.tolist() if self.stream.any() else None
-        return sizes.tolist(), self.event.tolist(), streams
+        return sizes.tolist(), events.tolist(), streams
 
     # ---- parts of it -----------------------------------------------------------------------------
 

@@ -10,13 +10,12 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from oomph.predicting.allocator import CachingAllocator
 from oomph.predicting.allocator_settings import AllocatorSettings
-from oomph.predicting.device import SimulatedDevice
 from oomph.predicting.footprint import Footprint
 from oomph.predicting.footprint_changes import with_step_of, without_accumulation
+from oomph.predicting.footprint_replays import FootprintReplays
 from oomph.predicting.rates import MatmulPrecision
-from oomph.predicting.replay import Replayed, replay
+from oomph.predicting.replay import Replayed
 from oomph.predicting.step_parts import StepParts, parts_of
 from oomph.predicting.step_times import (
     MicroSteps,
@@ -207,10 +206,9 @@ class Ways:
 
     def replayed(self, variant: Variant, limit_bytes: int | None) -> Replayed:
         """A replay on a device of so many bytes."""
-        device = SimulatedDevice() if limit_bytes is None else SimulatedDevice(max(limit_bytes, 0))
         settings = AllocatorSettings(expandable_segments=variant.expandable_segments)
-        sizes, events, streams = self.footprint(variant).requests(variant.micro_batch)
-        return replay(CachingAllocator(settings, device), sizes, events, streams)
+        footprint = self.footprint(variant)
+        return FootprintReplays(footprint, variant.micro_batch, settings).under(limit_bytes)
 
 
 def key_of(variant: Variant) -> str:

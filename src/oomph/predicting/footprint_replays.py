@@ -1,0 +1,66 @@
+"""A footprint, a micro-batch -> its replays on a device of so many bytes, and no Trace for them.
+
+Both as the rehearsal's loop was, and where the loop keeps what the model returned. Convolutions'
+workspaces are not in a footprint.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from oomph.predicting.allocator import CachingAllocator
+from oomph.predicting.allocator_settings import AllocatorSettings
+from oomph.predicting.device import SimulatedDevice
+from oomph.predicting.footprint import PHASES, Footprint
+from oomph.predicting.footprint_trace import phase_starts
+from oomph.predicting.kept_outputs import Moves
+from oomph.predicting.replay import Replayed, replay
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_FORWARD = PHASES.index("forward")
+
+
+class FootprintReplays:
+    """The replays of one footprint at one micro-batch, each done once."""
+
+    def __init__(self, footprint: Footprint, micro_batch: int, settings: AllocatorSettings) -> None:
+        self._footprint, self._micro_batch, self._settings = footprint, micro_batch, settings
+        self.under = functools.cache(self._under)
+        self.under_with_outputs = functools.cache(self._under_with_outputs)
+
+    def _under(self, limit_bytes: int | None) -> Replayed:
+        """None: on a device that has no end."""
+        return self._replayed(self._requests[1], limit_bytes)
+
+    def _under_with_outputs(self, limit_bytes: int | None) -> Replayed:
+        """Where the loop keeps what the model returned."""
+        events = self._requests[1]
+        moves = Moves.of(events, _outputs(self._footprint).tolist(), _forwards(self._footprint))
+        if not moves.removed:
+            return self.under(limit_bytes)
+        return self._replayed(moves.moved(events), limit_bytes)
+
+    @functools.cached_property
+    def _requests(self) -> tuple[list[int], list[int], list[int] | None]:
+        return self._footprint.requests(self._micro_batch)
+
+    def _replayed(self, events: Sequence[int], limit_bytes: int | None) -> Replayed:
+        sizes, _, streams = self._requests
+        device = SimulatedDevice() if limit_bytes is None else SimulatedDevice(max(limit_bytes, 0))
+        return replay(CachingAllocator(self._settings, device), sizes, events, streams)
+
+
+def _outputs(footprint: Footprint) -> NDArray[np.int64]:
+    """The requests of what the model made and returned."""
+    import numpy as np
+
+    return np.flatnonzero((footprint.is_output != 0) & (footprint.born == _FORWARD)) + 1
+
+
+def _forwards(footprint: Footprint) -> list[int]:
+    return [start for start, phase in phase_starts(footprint) if phase == "forward"]
