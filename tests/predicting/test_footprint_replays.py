@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from oomph.predicting.kept_outputs import with_outputs_kept
 from oomph.predicting.workspace_replays import replay_trace
 from oomph.records.trace import Trace
 from oomph.records.workload import Variant
+from oomph.units import MIB
 from predicting.footprints import CAPABILITY
 from predicting.test_footprint import MANY, ONCE, footprint
 
@@ -55,17 +57,32 @@ def test_where_nothing_is_returned_one_replay_serves_for_both() -> None:
     assert found.under_with_outputs(None) is found.under(None)
 
 
+def emptied(columns: Footprint, which: Any) -> Footprint:
+    """The same, where these allocations have nothing in them at the micro-batch."""
+    return replace(
+        columns,
+        fixed_bytes=np.where(which, -MICRO_BATCH * 4096, columns.fixed_bytes),
+        grown_bytes=np.where(which, 4096, columns.grown_bytes),
+    )
+
+
 def test_what_is_empty_at_a_micro_batch_is_not_asked_for() -> None:
     columns = footprint("adamw", MANY)
-    at = int(columns.event[columns.event > 0][-1]) - 1
-    fixed, grown = columns.fixed_bytes.copy(), columns.grown_bytes.copy()
-    fixed[at], grown[at] = -MICRO_BATCH * 4096, 4096
-    emptied = replace(columns, fixed_bytes=fixed, grown_bytes=grown)
-    _, events, _ = emptied.requests(MICRO_BATCH)
-    assert at + 1 not in events
-    assert at + 1 in emptied.requests(MICRO_BATCH + 1)[1]
-    found = FootprintReplays(emptied, MICRO_BATCH, AllocatorSettings()).under(None)
-    # The events of a trace are counted with those of its empty tensors.
-    direct = replay_trace(trace_of(emptied))
-    assert found.peak_reserved_bytes == direct.peak_reserved_bytes
-    assert found.peak_allocated_bytes == direct.peak_allocated_bytes
+    last = int(columns.event.max())
+    found = emptied(columns, np.arange(1, last + 1) == last)
+    assert last not in found.requests(MICRO_BATCH)[1]
+    assert last in found.requests(MICRO_BATCH + 1)[1]
+
+
+def test_outputs_are_kept_as_long_where_much_is_empty() -> None:
+    """What is not asked for must not move the places at which forwards begin."""
+    columns = footprint("adamw", MANY)
+    requested = columns.event[(columns.event > 0) & (columns.step <= 1)] - 1
+    is_early = np.isin(np.arange(len(columns.fixed_bytes)), requested)
+    found = emptied(columns, is_early & (columns.is_output == 0))
+    trace = trace_of(found)
+    for limit in (None, 16 * MIB):
+        replays = FootprintReplays(found, MICRO_BATCH, AllocatorSettings())
+        assert replays.under(limit) == replay_trace(trace, None, limit)
+        expected = replay_trace(with_outputs_kept(trace), None, limit)
+        assert replays.under_with_outputs(limit) == expected

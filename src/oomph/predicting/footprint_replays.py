@@ -39,11 +39,14 @@ class FootprintReplays:
 
     def _under_with_outputs(self, limit_bytes: int | None) -> Replayed:
         """Where the loop keeps what the model returned."""
-        events = self._requests[1]
+        events: list[int] = self._footprint.event.tolist()
         moves = Moves.of(events, _outputs(self._footprint).tolist(), _forwards(self._footprint))
         if not moves.removed:
             return self.under(limit_bytes)
-        return self._replayed(moves.moved(events), limit_bytes)
+        sizes = self._requests[0]
+        # What is empty goes last: where forwards begin is counted with it.
+        asked = [event for event in moves.moved(events) if sizes[abs(event) - 1]]
+        return self._replayed(asked, limit_bytes)
 
     @functools.cached_property
     def _requests(self) -> tuple[list[int], list[int], list[int] | None]:
