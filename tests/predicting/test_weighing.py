@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from itertools import product
 
@@ -9,9 +10,12 @@ import pytest
 
 from oomph.predicting.allocator_settings import AllocatorSettings
 from oomph.predicting.assembly import Card, assemble, assemble_weights, bus_bytes
+from oomph.predicting.kept_outputs import with_outputs_kept
 from oomph.predicting.overhead import Interval
+from oomph.predicting.replay import Replayed
 from oomph.predicting.weighing import Weights, weighed, weights_kept, weights_of
 from oomph.predicting.work import work_of
+from oomph.predicting.workspace_replays import replay_trace
 from oomph.records.trace import Trace
 from oomph.records.workload import Variant
 from oomph.units import MIB
@@ -41,7 +45,11 @@ def test_a_prediction_from_what_was_kept_is_that_of_the_trace(expandable: bool) 
         card = card_of(size)
         expected = assemble(trace, VARIANT, card, settings=settings)
         found = assemble_weights(
-            weights_kept(kept, lambda: weights(trace, expandable=expandable)),
+            weights_kept(
+                kept,
+                functools.partial(replay_trace, trace, settings),
+                functools.partial(replay_trace, with_outputs_kept(trace), settings),
+            ),
             VARIANT,
             card,
             host_bytes=trace.host_peak_bytes,
@@ -60,13 +68,13 @@ def test_far_from_the_limit_nothing_is_replayed() -> None:
     trace = traced("adamw", VARIANT)
     kept = weighed(weights(trace, expandable=False))
 
-    def again() -> Weights:
-        raise AssertionError("the trace was asked for")
+    def under(limit_bytes: int) -> Replayed:
+        raise AssertionError(f"a replay in {limit_bytes} was asked for")
 
     roomy = card_of(4 * kept.reserved_with_outputs_bytes + 1000 * MIB)
-    assert assemble_weights(weights_kept(kept, again), VARIANT, roomy).fits == "yes"
+    assert assemble_weights(weights_kept(kept, under, under), VARIANT, roomy).fits == "yes"
     narrow = card_of(kept.allocated_bytes // 2)
-    assert assemble_weights(weights_kept(kept, again), VARIANT, narrow).fits == "no"
+    assert assemble_weights(weights_kept(kept, under, under), VARIANT, narrow).fits == "no"
 
 
 def test_more_micro_steps_carry_more_over_the_bus() -> None:

@@ -61,6 +61,27 @@ def test_what_the_users_code_prints_is_not_the_answer(capfd: pytest.CaptureFixtu
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system has such a call")
+def test_a_child_does_not_outlive_a_parent_that_was_killed() -> None:
+    """As after kill -9 of oomph: nobody is left to end the child, nor to read its answer."""
+    code = """
+import time
+from oomph.tracing.child import in_a_child
+def work():
+    print("begun", flush=True)
+    time.sleep(30)
+    print("outlived", flush=True)
+in_a_child(work)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stderr is not None
+        assert parent.stderr.readline() == "begun\n"
+        parent.kill()
+        assert parent.stderr.read() == ""  # up to its end, which comes when the child's has come
+
+
 def test_a_process_whose_torch_has_computed_already_can_still_ask() -> None:
     """In a notebook, say: OpenMP's threads do not survive a fork."""
     code = """

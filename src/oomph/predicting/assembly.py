@@ -183,7 +183,8 @@ def _verdict(weights: Weights, usable: Interval, context: Interval, unseen_bytes
     if not weights.replays.any_fits(usable.high_bytes - context.low_bytes):
         return "no"
     worst = usable.low_bytes - context.high_bytes - unseen_bytes
-    fits = weights.replays.all_fit(worst) and weights.with_outputs.likely_fits(worst)
+    # First what is one replay at most, and seldom needs less.
+    fits = weights.with_outputs.likely_fits(worst) and weights.replays.all_fit(worst)
     return "yes" if fits else "uncertain"
 
 

@@ -117,9 +117,13 @@ class Footprint:
 
     def requests(self, examples: float) -> tuple[list[int], list[int], list[int] | None]:
         """Sizes, events and streams, as `replay` takes them; a part of an example is rounded up."""
-        sizes = self.fixed_bytes - (-self.grown_bytes * examples // 1).astype(self.event.dtype)
+        import numpy as np
+
+        sizes = self.fixed_bytes - (-self.grown_bytes * examples // 1).astype(np.int64)
+        # torch asks for nothing where a tensor is empty
+        events = self.event[sizes[np.abs(self.event) - 1] != 0]
         streams = self.stream.tolist() if self.stream.any() else None
-        return sizes.tolist(), self.event.tolist(), streams
+        return sizes.tolist(), events.tolist(), streams
 
     # ---- parts of it -----------------------------------------------------------------------------
 

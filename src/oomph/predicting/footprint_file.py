@@ -1,16 +1,28 @@
-"""Footprints <-> bytes: arrays as numpy writes them, the rest as JSON. Nothing in it is code."""
+"""Footprints <-> bytes: arrays as numpy writes them, the rest as JSON. Nothing in it is code.
+
+The columns of all footprints lie behind each other, those of one kind of integer in one array:
+there are hundreds of columns, and an array for each takes longer to open than to read.
+"""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
 from oomph.predicting.footprint import OF_ALLOCATIONS, OF_EVENTS, Footprint, Kernel
 
-_ARRAYS = (*OF_ALLOCATIONS, "event", *OF_EVENTS, "op")
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.int64]
+
+_COLUMNS = (*OF_ALLOCATIONS, "event", *OF_EVENTS, "op")
+_KINDS = ("int8", "int16", "int32", "int64")
 _HEADER = "header"
 
 
@@ -18,13 +30,18 @@ def to_bytes(footprints: Mapping[str, Footprint], facts: Mapping[str, Any]) -> b
     """Footprints by name, and facts that JSON can hold."""
     import numpy as np
 
-    arrays: dict[str, Any] = {}
-    rest: list[dict[str, Any]] = []
-    for number, footprint in enumerate(footprints.values()):
-        rest.append({name: getattr(footprint, name) for name in ("kernels", "names", "host_bytes")})
-        for name in _ARRAYS:
-            arrays[f"{number}.{name}"] = _narrow(getattr(footprint, name))
-    header = {"names": list(footprints), "rest": rest, "facts": facts}
+    every = [getattr(footprint, name) for footprint in footprints.values() for name in _COLUMNS]
+    kinds = [_narrowest(column) for column in every]
+    arrays: dict[str, Any] = {kind: _joined(every, kinds, kind) for kind in _KINDS}
+    header = {
+        "names": list(footprints),
+        "rest": [
+            {name: getattr(footprint, name) for name in ("kernels", "names", "host_bytes")}
+            for footprint in footprints.values()
+        ],
+        "columns": [[kind, len(column)] for kind, column in zip(kinds, every, strict=True)],
+        "facts": facts,
+    }
     arrays[_HEADER] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     written = io.BytesIO()
     np.savez(written, **arrays)
@@ -44,27 +61,41 @@ def _read(content: bytes) -> tuple[dict[str, Footprint], dict[str, Any]]:
 
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         header = json.loads(arrays[_HEADER].tobytes())
-        footprints = {
-            name: Footprint(
-                **{
-                    column: arrays[f"{number}.{column}"].astype(np.int64, copy=False)
-                    for column in _ARRAYS
-                },
-                kernels=tuple(Kernel(*kernel) for kernel in rest["kernels"]),
-                names=tuple(rest["names"]),
-                host_bytes=(rest["host_bytes"][0], rest["host_bytes"][1]),
-            )
-            for number, (name, rest) in enumerate(zip(header["names"], header["rest"], strict=True))
-        }
+        wide = {kind: arrays[kind].astype(np.int64, copy=False) for kind in _KINDS}
+    every = _columns(wide, header["columns"])
+    footprints = {
+        name: Footprint(
+            **dict(zip(_COLUMNS, islice(every, len(_COLUMNS)), strict=True)),
+            kernels=tuple(Kernel(*kernel) for kernel in rest["kernels"]),
+            names=tuple(rest["names"]),
+            host_bytes=(rest["host_bytes"][0], rest["host_bytes"][1]),
+        )
+        for name, rest in zip(header["names"], header["rest"], strict=True)
+    }
     return footprints, header["facts"]
 
 
-def _narrow(column: Any) -> Any:
+def _columns(wide: Mapping[str, Numbers], parts: Sequence[tuple[str, int]]) -> Iterator[Numbers]:
+    """One column after the other, each from where the last of its kind ended."""
+    done = dict.fromkeys(wide, 0)
+    for kind, length in parts:
+        begin, done[kind] = done[kind], done[kind] + length
+        if done[kind] > len(wide[kind]):
+            raise ValueError(f"a column ends after the {kind} do")
+        yield wide[kind][begin : done[kind]]
+
+
+def _joined(every: Sequence[Numbers], kinds: Sequence[str], kind: str) -> NDArray[Any]:
+    """All columns of a kind."""
+    import numpy as np
+
+    those = [column for column, its in zip(every, kinds, strict=True) if its == kind]
+    return np.concatenate([np.zeros(0, np.int64), *those]).astype(kind)
+
+
+def _narrowest(column: Numbers) -> str:
     """The smallest kind of integer that holds a column."""
     import numpy as np
 
     low, high = int(column.min(initial=0)), int(column.max(initial=0))
-    kinds = (np.int8, np.int16, np.int32, np.int64)
-    return column.astype(
-        next(k for k in kinds if np.iinfo(k).min <= low and high <= np.iinfo(k).max)
-    )
+    return next(k for k in _KINDS if np.iinfo(k).min <= low and high <= np.iinfo(k).max)

@@ -6,8 +6,6 @@ step. Convolutions' workspaces are not in a footprint.
 
 from __future__ import annotations
 
-from itertools import groupby
-
 from oomph.predicting.footprint import CATEGORIES, PHASES, Footprint
 from oomph.records.trace import Allocation, Phase, Trace
 
@@ -26,7 +24,7 @@ def trace_at(
         allocations=_allocations(footprint, micro_batch),
         events=footprint.event.tolist(),
         step_starts=[int((footprint.step < number).sum()) for number in (1, 2)],
-        phase_starts=_phase_starts(footprint),
+        phase_starts=phase_starts(footprint),
         ops=[kernels[number] for number in footprint.op.tolist()],
         micro_batch=micro_batch,
         torch_version=torch_version,
@@ -62,17 +60,15 @@ def _allocations(footprint: Footprint, micro_batch: int) -> list[Allocation]:
     ]
 
 
-def _phase_starts(footprint: Footprint) -> list[tuple[int, Phase]]:
-    places = zip(
-        footprint.step.tolist(),
-        footprint.micro_step.tolist(),
-        footprint.phase.tolist(),
-        strict=True,
-    )
-    starts: list[tuple[int, Phase]] = []
-    begin = 0
-    for (step, _, phase), run in groupby(places):
-        if step:  # before training there are no phases
-            starts.append((begin, PHASES[phase]))  # type: ignore[arg-type]
-        begin += len(list(run))
-    return starts
+def phase_starts(footprint: Footprint) -> list[tuple[int, Phase]]:
+    """The event at which each phase begins; before training there are none."""
+    import numpy as np
+
+    begins = np.zeros(len(footprint.event), dtype=bool)
+    begins[:1] = True
+    for column in (footprint.step, footprint.micro_step, footprint.phase):
+        begins[1:] |= column[1:] != column[:-1]
+    starts = np.flatnonzero(begins & (footprint.step > 0))
+    numbers = footprint.phase[starts].tolist()
+    names: list[Phase] = [PHASES[number] for number in numbers]  # type: ignore[misc] # they are
+    return list(zip(starts.tolist(), names, strict=True))

@@ -8,55 +8,79 @@ this is the other way.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from dataclasses import replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from oomph.records.trace import Allocation, Trace
 
 
 def with_outputs_kept(trace: Trace) -> Trace:
     """The trace with the frees of outputs moved to where the next ones have been made."""
-    waits_for = _last_births_of_next(trace)
-    made: set[int] = set()
-    waiting: dict[int, list[int]] = {}  # frees, by the event that they wait for
-    events: list[int] = []
-    places: list[int] = []  # of each old event among the new ones
-    for event in trace.events:
-        places.append(len(events))
-        awaited = waits_for.get(-event)
-        if awaited is not None and awaited not in made:
-            waiting.setdefault(awaited, []).append(event)
-            continue
-        events.append(event)
-        made.add(event)
-        events += waiting.pop(event, ())
-    places.append(len(events))  # what is left is never freed: after the last step nothing comes
+    outputs = [
+        number
+        for number, allocation in enumerate(trace.allocations, 1)
+        if _is_made_in_forward(allocation)
+    ]
+    forwards = [start for start, phase in trace.phase_starts if phase == "forward"]
+    moves = Moves.of(trace.events, outputs, forwards)
     return replace(
         trace,
-        events=events,
-        step_starts=[places[start] for start in trace.step_starts],
-        phase_starts=[(places[start], phase) for start, phase in trace.phase_starts],
+        events=moves.moved(trace.events),
+        step_starts=[moves.place(start) for start in trace.step_starts],
+        phase_starts=[(moves.place(start), phase) for start, phase in trace.phase_starts],
         convolutions=tuple(
-            replace(each, at_event=places[each.at_event]) for each in trace.convolutions
+            replace(each, at_event=moves.place(each.at_event)) for each in trace.convolutions
         ),
     )
-
-
-def _last_births_of_next(trace: Trace) -> dict[int, int]:
-    """Of each output, the request of the last output of the next forward: a name's new value.
-
-    0, which is no request, where there is no next one.
-    """
-    forwards = [start for start, phase in trace.phase_starts if phase == "forward"]
-    by_forward: dict[int, list[int]] = {}
-    for place, event in enumerate(trace.events):
-        if event > 0 and _is_made_in_forward(trace.allocations[event - 1]):
-            by_forward.setdefault(bisect_right(forwards, place), []).append(event)
-    groups = [by_forward[forward] for forward in sorted(by_forward)]
-    nexts = [*(group[-1] for group in groups[1:]), 0]
-    return {event: last for group, last in zip(groups, nexts, strict=False) for event in group}
 
 
 def _is_made_in_forward(allocation: Allocation) -> bool:
     """A model may also return what it was given, or a parameter."""
     return allocation.is_output and allocation.phase == "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Which frees are moved: places among the events as they were, in their order."""
+
+    removed: Sequence[int]
+    # The requests that they wait for, of each; what waits for nothing that comes is never freed.
+    awaited: Sequence[int | None]
+
+    @classmethod
+    def of(cls, events: Sequence[int], outputs: Iterable[int], forwards: Sequence[int]) -> Moves:
+        """For the outputs as they are requested among the events, and where forwards begin."""
+        places = {event: place for place, event in enumerate(events)}
+        births = sorted(places[event] for event in outputs if event in places)
+        groups = [list(g) for _, g in groupby(births, lambda at: bisect_right(forwards, at))]
+        # A name has its new value when the last of the next outputs is there.
+        lasts = [*(group[-1] for group in groups[1:]), None]
+        found: list[tuple[int, int | None]] = []
+        for group, last in zip(groups, lasts, strict=False):
+            frees = [places[-events[birth]] for birth in group if -events[birth] in places]
+            found += [(free, last) for free in frees if last is None or free < last]
+        found.sort(key=lambda move: move[0])
+        return cls([free for free, _ in found], [last for _, last in found])
+
+    def moved(self, events: Sequence[int]) -> list[int]:
+        """The events in their new order."""
+        waiting: dict[int, list[int]] = {}
+        for free, last in zip(self.removed, self.awaited, strict=True):
+            if last is not None:
+                waiting.setdefault(last, []).append(events[free])
+        moved: list[int] = []
+        done = 0
+        for place in sorted((*self.removed, *waiting)):
+            moved += events[done:place]
+            if place in waiting:  # else it is the place of a free that went away
+                moved += (events[place], *waiting[place])
+            done = place + 1
+        moved += events[done:]
+        return moved
+
+    def place(self, before: int) -> int:
+        """Where a place among the events has gone."""
+        inserted = sorted(last for last in self.awaited if last is not None)
+        return before - bisect_left(self.removed, before) + bisect_left(inserted, before)

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import NamedTuple
 
-from oomph.predicting.allocator import CachingAllocator
 from oomph.predicting.allocator_settings import AllocatorSettings
-from oomph.predicting.device import SimulatedDevice
 from oomph.predicting.footprint import Footprint
 from oomph.predicting.footprint_changes import with_step_of, without_accumulation
+from oomph.predicting.footprint_replays import FootprintReplays
 from oomph.predicting.rates import MatmulPrecision
-from oomph.predicting.replay import Replayed, replay
+from oomph.predicting.replay import Replayed
 from oomph.predicting.step_parts import StepParts, parts_of
 from oomph.predicting.step_times import (
     MicroSteps,
@@ -239,11 +238,9 @@ class Ways:
         self, variant: Variant, limit_bytes: int | None, examples: float | None = None
     ) -> Replayed:
         """A replay on a device of so many bytes, with another number of examples if told."""
-        device = SimulatedDevice() if limit_bytes is None else SimulatedDevice(max(limit_bytes, 0))
         settings = AllocatorSettings(expandable_segments=variant.expandable_segments)
         size = variant.micro_batch if examples is None else examples
-        sizes, events, streams = self.footprint(variant).requests(size)
-        return replay(CachingAllocator(settings, device), sizes, events, streams)
+        return FootprintReplays(self.footprint(variant), size, settings).under(limit_bytes)
 
 
 def key_of(variant: Variant) -> str:

@@ -6,7 +6,6 @@ room than it took there is then nothing to replay, and the trace itself is not n
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -28,7 +27,9 @@ class Replays(Protocol):
     def any_fits(self, limit_bytes: int) -> bool: ...
     def all_fit(self, limit_bytes: int) -> bool: ...
     def likely_fits(self, limit_bytes: int) -> bool: ...
-    def knowing(self, unlimited: Replayed) -> Replays: ...
+
+
+Under = Callable[[int], Replayed]  # a replay on a device of so many bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +90,13 @@ def weighed(weights: Weights) -> Weighed:
 _ENDLESS_BYTES = 1 << 60
 
 
-def weights_kept(kept: Weighed, again: Callable[[], Weights]) -> Weights:
-    """The weights of a trace that was weighed before; `again` makes them anew where need be."""
-    made = functools.cache(again)
+def weights_kept(kept: Weighed, under: Under, under_with_outputs: Under) -> Weights:
+    """The weights of a trace that was weighed before, which is replayed only where need be."""
     return Weights(
-        replays=_Kept(
-            _unlimited(kept.allocated_bytes, kept.reserved_bytes), lambda: made().replays
-        ),
+        replays=_Kept(_unlimited(kept.allocated_bytes, kept.reserved_bytes), under),
         with_outputs=_Kept(
             _unlimited(kept.allocated_with_outputs_bytes, kept.reserved_with_outputs_bytes),
-            lambda: made().with_outputs,
+            under_with_outputs,
         ),
         by_category=kept.by_category,
         by_module=kept.by_module,
@@ -120,52 +118,35 @@ def _unlimited(allocated_bytes: int, reserved_bytes: int) -> Replayed:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a replay would say is known where the limit is far; else it is made."""
+    """What a replay would say is known where the limit is far; else it is made.
+
+    There are no convolutions, and so one rule for workspaces is as good as any.
+    """
 
     unlimited: Replayed
-    again: Callable[[], Replays]
-
-    def knowing(self, _: Replayed) -> Replays:
-        return self
-
-    def _made(self) -> Replays:
-        return self.again().knowing(self.unlimited)
+    under: Under
 
     def likely(self, limit_bytes: int) -> tuple[Replayed, Replayed]:
-        if self._meets(limit_bytes):
-            return self._made().likely(limit_bytes)
-        if self._reserved_bytes <= limit_bytes:
-            return self.unlimited, self.unlimited
-        # Where it ran out nobody asks.
-        return replace(self.unlimited, num_retries=1, ran_out_at=0), self.unlimited
+        on_card = self._on_card(limit_bytes)
+        return on_card, on_card if on_card.ran_out_at is None else self.unlimited
 
     def reserved_bytes(self, limit_bytes: int) -> tuple[int, int]:
-        if self._meets(limit_bytes):
-            return self._made().reserved_bytes(limit_bytes)
-        return self._reserved_bytes, self._reserved_bytes
+        reserved = self.likely(limit_bytes)[1].peak_reserved_bytes
+        return reserved, reserved
 
     def any_fits(self, limit_bytes: int) -> bool:
-        if self._meets(limit_bytes):
-            return self._made().any_fits(limit_bytes)
-        return self._reserved_bytes <= limit_bytes
+        return self.likely_fits(limit_bytes)
 
     def all_fit(self, limit_bytes: int) -> bool:
-        if self._meets(limit_bytes):
-            return self._made().all_fit(limit_bytes)
-        return self._reserved_bytes <= limit_bytes
+        return self.likely_fits(limit_bytes)
 
     def likely_fits(self, limit_bytes: int) -> bool:
-        if self._meets(limit_bytes):
-            return self._made().likely_fits(limit_bytes)
-        return self._reserved_bytes <= limit_bytes
+        return self._on_card(limit_bytes).ran_out_at is None
 
-    def _meets(self, limit_bytes: int) -> bool:
-        """Whether it depends on what the allocator does at the limit.
-
-        With more room than it reserves it never meets it, with less than it allocates it fails.
-        """
-        return self.unlimited.peak_allocated_bytes <= limit_bytes < self._reserved_bytes
-
-    @property
-    def _reserved_bytes(self) -> int:
-        return self.unlimited.peak_reserved_bytes
+    def _on_card(self, limit_bytes: int) -> Replayed:
+        """With more room than it reserves it never meets the limit."""
+        if self.unlimited.peak_reserved_bytes <= limit_bytes:
+            return self.unlimited
+        if self.unlimited.peak_allocated_bytes > limit_bytes:
+            return replace(self.unlimited, num_retries=1, ran_out_at=0)  # where, nobody asks
+        return self.under(limit_bytes)

@@ -49,11 +49,6 @@ class WorkspaceReplays:
             return self
         return WorkspaceReplays(other, self._settings, has_fast_tf32=self._has_fast_tf32)
 
-    def knowing(self, unlimited: Replayed) -> WorkspaceReplays:
-        """These, of which the likely one was made before for a device that has no end."""
-        self._known.setdefault((self._likely, None), unlimited)
-        return self
-
     def likely(self, limit_bytes: int) -> tuple[Replayed, Replayed]:
         """On a card with so much room, and where there is room for it.
 

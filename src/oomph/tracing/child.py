@@ -21,16 +21,19 @@ from oomph.errors import OomphError, UserCodeError
 
 T = TypeVar("T")
 
+_PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
+
 
 def in_a_child(work: Callable[[], T]) -> T:
     """Do `work` in a forked child. Raises what it raised, or UserCodeError."""
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        _answer(writing, work)
+        _answer(writing, work, parent)
     os.close(writing)
     try:
         with os.fdopen(reading, "rb") as pipe:
@@ -54,10 +57,11 @@ def in_a_child(work: Callable[[], T]) -> T:
     raise outcome[1]
 
 
-def _answer(writing: int, work: Callable[[], Any]) -> None:
+def _answer(writing: int, work: Callable[[], Any], parent: int) -> None:
     """Write the outcome and end, without any of the parent's clean-up."""
     code = 1
     try:
+        _end_with(parent)
         os.dup2(2, 1)  # what the user's code prints is not the answer
         sys.stdout = sys.stderr
         stay_on_one_thread()
@@ -67,6 +71,23 @@ def _answer(writing: int, work: Callable[[], Any]) -> None:
         code = 0
     finally:
         os._exit(code)
+
+
+def _end_with(parent: int) -> None:
+    """Be killed when the parent is: after its kill -9 nobody waits for the answer any more.
+
+    The kernel goes by the thread that forked, and that one waits in `in_a_child`. Other systems
+    than Linux have no such call, and there the child goes on until it has its answer.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    kill, unused = ctypes.c_ulong(signal.SIGKILL), ctypes.c_ulong(0)
+    # Where the kernel refuses, it is as on other systems.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, kill, unused, unused, unused)
+    if os.getppid() != parent:  # it was killed before the call
+        os._exit(1)
 
 
 def stay_on_one_thread() -> None:

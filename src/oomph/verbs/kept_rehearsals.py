@@ -26,11 +26,12 @@ def find(place: tuple[Path, str], capability: tuple[int, int]) -> Rehearsed | No
     from oomph.tracing.cache import hashes
 
     try:
-        footprints, facts = from_bytes(_path(place, capability).read_bytes())
+        path = _path(place, capability)  # once: it hashes all that decides a rehearsal
+        footprints, facts = from_bytes(path.read_bytes())
         if hashes(facts["files"]) != facts["hashes"]:
             return None
         found = _rehearsed(footprints, facts)
-        _find_replays(_path(place, capability), facts["hashes"], found)
+        _find_replays(path, facts["hashes"], found)
         return found
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None

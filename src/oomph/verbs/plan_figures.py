@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oomph.planning.search import Checked
+    from oomph.predicting.allocator_settings import AllocatorSettings
     from oomph.predicting.footprint import Footprint
     from oomph.predicting.overhead import Interval
     from oomph.predicting.weighing import Weights
@@ -145,6 +146,7 @@ class Figures:
 
     def _weights(self, variant: Variant, *, is_exact: bool) -> tuple[Weights, Work, int]:
         """What torch takes, what is computed, and what the host holds."""
+        from oomph.predicting.footprint_replays import FootprintReplays
         from oomph.predicting.weighing import weighed, weights_kept
         from oomph.predicting.work import work_of
 
@@ -153,25 +155,19 @@ class Figures:
             trace = self.trace(variant, is_exact=True)
             return self._weighed_anew(variant, trace), work_of(trace.ops), trace.host_peak_bytes
         footprint, key = self._footprint(variant, is_exact=is_exact)
-        known = self.rehearsed.weighed.get(key)
+        known, size = self.rehearsed.weighed.get(key), variant.micro_batch
         if known is None:
-            trace = self._as_trace(footprint, variant.micro_batch)
-            weights = self._weighed_anew(variant, trace)
+            weights = self._weighed_anew(variant, self._as_trace(footprint, size))
             self.rehearsed.weighed[key] = weighed(weights)
         else:
-            weights = weights_kept(
-                known,
-                lambda: self._weighed_anew(variant, self._as_trace(footprint, variant.micro_batch)),
-            )
-        size = variant.micro_batch
+            replays = FootprintReplays(footprint, size, _settings_of(variant))
+            weights = weights_kept(known, replays.under, replays.under_with_outputs)
         return weights, footprint.work(size), footprint.host_bytes_at(size)
 
     def _weighed_anew(self, variant: Variant, trace: Trace) -> Weights:
-        from oomph.predicting.allocator_settings import AllocatorSettings
         from oomph.predicting.assembly import weights_on
 
-        settings = AllocatorSettings(expandable_segments=variant.expandable_segments)
-        return weights_on(self.card, trace, settings)
+        return weights_on(self.card, trace, _settings_of(variant))
 
     def trace(self, variant: Variant, *, is_exact: bool) -> Trace:
         """What a prediction of it rests on."""
@@ -213,6 +209,12 @@ class Figures:
             notes=self.rehearsed.notes,
         )
         return replace(trace, doubt=self.rehearsed.doubt)
+
+
+def _settings_of(variant: Variant) -> AllocatorSettings:
+    from oomph.predicting.allocator_settings import AllocatorSettings
+
+    return AllocatorSettings(expandable_segments=variant.expandable_segments)
 
 
 def _exact_key(variant: Variant) -> Variant:
