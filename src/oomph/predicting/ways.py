@@ -216,7 +216,11 @@ class Ways:
         """
         least = known
         beyond = self.footprint(variant).examples_within(limit_bytes)
-        next_one = beyond - (beyond - least) / 8  # what is reserved is little more than what lives
+        # The first guess: that as much is reserved beside what lives, and a little more.
+        beside_ratio = self.least_bytes(variant) / max(self.reserved_bytes(variant), 1)
+        likely_bytes = int(limit_bytes * beside_ratio / (1 + _NEAR_RATIO))
+        likely = self.footprint(variant).examples_within(likely_bytes)
+        next_one = likely if likely > least else (least + beyond) / 2
         for _ in range(num_replays):
             if beyond - least <= _NEAR_RATIO * least or not isfinite(beyond):
                 break

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from oomph.verbs.plan_figures import Figures
 
 # Of replays that only tell how far pieces may grow: some 0.03 s of CPU for each plan.
-_MOST_EVENTS = 16_000
+_MOST_EVENTS = 10_000
 
 
 def reach_of(plan: Plan, figures: Figures) -> Reach | None:
@@ -26,14 +26,14 @@ def reach_of(plan: Plan, figures: Figures) -> Reach | None:
         return None
     ways = figures.lines.of(several)
     worst, best = _rooms(plan, figures, ways)
-    if not ways.passes(plan.variant, worst):
+    if plan.fits != "yes" and not ways.passes(plan.variant, worst):
         return None
     num_replays = _num_replays(plan, len(ways.footprint(several).event))
     fit, _ = ways.boundary(several, worst, plan.micro_batch, num_replays)
-    _, too_many = ways.boundary(several, best, fit, num_replays - 1)
+    _, too_many = ways.boundary(several, best, fit, num_replays)
     if not math.isfinite(too_many):
         return None
-    if num_replays > 1:
+    if num_replays:
         fit = max([fit, *_sizes_that_pass(plan, ways, (fit, too_many), worst)])
     return Reach(fit=fit, too_many=too_many, elements=figures.rehearsed.example_elements)
 
@@ -52,10 +52,8 @@ def _rooms(plan: Plan, figures: Figures, ways: Ways) -> tuple[int, int]:
 
 
 def _num_replays(plan: Plan, num_events: int) -> int:
-    """None where all of the batch fits at once, and one at least for the plan to recommend."""
-    if plan.accumulate == 1:
-        return 0
-    return max(_MOST_EVENTS // num_events, int(plan.recommended))
+    """None where all of the batch fits at once, nor of what takes long: there is measuring, too."""
+    return 0 if plan.accumulate == 1 else _MOST_EVENTS // num_events
 
 
 def _sizes_that_pass(
