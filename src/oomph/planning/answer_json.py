@@ -44,6 +44,7 @@ def _one(plan: Plan) -> dict[str, Any]:
         "relative_time": plan.relative_time,
         "why": plan.why,
         "variant": to_jsonable(plan.variant),
+        "reach": to_jsonable(plan.reach),
     }
 
 

@@ -39,7 +39,7 @@ class Stepper:
 
     model: as it is, or in DistributedDataParallel; then each rank is given its part of a batch.
     loss: (model, batch) -> a scalar, as in a Workload; without one, use `micro`.
-    plan: of oomph.plan; its tricks are put on, and its micro-batch is the first to be tried.
+    plan: of oomph.plan; its tricks are put on, and what fits by it is the first to be tried.
     weight: what the loss is a mean of: "mean" over examples, "sum", "tokens" (labels that are not
         -100), "next-tokens" (those of a causal language model), or a function of a batch.
     accumulate: batches of the loader to one step of the optimizer; `flush` ends it early.

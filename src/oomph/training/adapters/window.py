@@ -39,7 +39,7 @@ FindWeight = Callable[[Opened, Callable[[Sequence[int]], Sequence[Any]]], Weight
 class Window:
     """The batches since the last step of the library's optimizer, and how to run them in pieces.
 
-    plan: its micro-batch is the first to be tried, and grows to what fits by what was measured; its
+    plan: what fits by it is the first to be tried, and grows to what fits by measurement; its
         tricks are put on by its exports (to_hf, to_lightning, to_accelerate). micro_batch: without.
     weight: what the loss is a mean of, as for a Stepper; None: `find_weight` finds it out.
     whole, split, count, last_resorts, keeps_other_rngs: as for a Stepper.
