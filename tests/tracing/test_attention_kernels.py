@@ -57,3 +57,12 @@ def test_without_fused_kernels_attention_keeps_matrices_of_length_by_length(
     assert allocated_bytes(FUSED, tmp_path, precision) < matrix_bytes
     assert allocated_bytes(how, tmp_path, precision) > matrix_bytes
     assert allocated_bytes(BY_HAND, tmp_path, precision) > matrix_bytes
+
+
+# Two heads of keys and values for four of queries.
+IN_GROUPS = "return scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True)"
+
+
+def test_groups_of_heads_have_a_fused_kernel_in_half_precision_only(tmp_path: Path) -> None:
+    assert allocated_bytes(IN_GROUPS, tmp_path, "fp32") > OF_ONE_LAYER_BYTES
+    assert allocated_bytes(IN_GROUPS, tmp_path, "bf16") < OF_ONE_LAYER_BYTES // 2

@@ -407,3 +407,57 @@ def test_dropout_keeps_a_byte_for_each_element_and_drops_what_the_cpu_drops() ->
         assert torch.equal(dropped.detach().cpu(), on_host)
         in_evaluation = torch.nn.functional.dropout(ones, 0.5, training=False)
         assert in_evaluation.data_ptr() == ones.data_ptr()
+
+
+# ---- attention -----------------------------------------------------------------------------------
+
+
+def attended(device: str, dtype: Any, dropout_p: float, how: str) -> list[torch.Tensor]:
+    """The output, the gradients, and the next random numbers."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 4, 48, 16).to(dtype) for _ in range(3)]
+    q, k, v = (tensor.to(device).requires_grad_() for tensor in inputs)
+    mask = torch.ones(48, 48, dtype=torch.bool).tril().to(device) if how == "mask" else None
+    out: Any = nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=how == "causal"
+    )
+    out.float().square().sum().backward()
+    found = [out.detach(), q.grad, k.grad, v.grad, torch.rand(3)]
+    return [tensor.cpu().clone() for tensor in found if tensor is not None]
+
+
+@pytest.mark.parametrize("how", ["all", "mask", "causal"])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_attention_has_the_numbers_of_the_cpu(dtype: Any, dropout_p: float, how: str) -> None:
+    plain = attended("cpu", dtype, dropout_p, how)
+    with oomph.emulated_gpu("64MiB"):
+        emulated = attended("cuda", dtype, dropout_p, how)
+    assert len(plain) == 5
+    assert all(map(torch.equal, plain, emulated))
+
+
+def test_a_mask_that_is_trained_has_its_gradient() -> None:
+    def gradient(device: str) -> Any:
+        torch.manual_seed(0)
+        q, bias = torch.randn(2, 4, 8, 16).to(device), torch.zeros(8, 8).to(device)
+        bias.requires_grad_()
+        out: Any = nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=bias)
+        out.sum().backward()
+        assert bias.grad is not None
+        return bias.grad.cpu()
+
+    plain = gradient("cpu")
+    with oomph.emulated_gpu("64MiB"):
+        assert torch.allclose(gradient("cuda"), plain, atol=1e-6)
+
+
+def test_attention_with_dropout_keeps_no_matrix_of_length_by_length() -> None:
+    length, matrix_bytes = 1024, 4 * 1024 * 1024
+    with oomph.emulated_gpu("256MiB") as gpu:
+        q = torch.randn(1, 4, length, 16, device="cuda", requires_grad=True)
+        out: Any = nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
+        out.sum().backward()
+        assert gpu.peak_allocated_bytes < matrix_bytes
+    with pytest.raises(NotImplementedError):  # the kernels are gone with the card
+        torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, None, False)

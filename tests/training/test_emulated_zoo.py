@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,8 @@ COMPARABLE = {
     for name, kind in MODELS.items()
     if kind.is_comparable and name not in COUNTED_OTHERWISE
 }
+# CUDA's fused kernels for float32 have no groups of heads, as the CPU's have.
+WITH_MATRICES = ("llama",)
 STEPS = 2
 
 
@@ -48,7 +51,9 @@ def trained(kind: Kind, device: str, optimizer: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_weights_are_bit_for_bit_those_of_the_cpu(name: str) -> None:
-    plain = trained(MODELS[name], "cpu", "adamw")
+    has_matrices = sdpa_kernel(SDPBackend.MATH) if name in WITH_MATRICES else nullcontext()
+    with has_matrices:
+        plain = trained(MODELS[name], "cpu", "adamw")
     with oomph.emulated_gpu("1GiB") as gpu:
         emulated = trained(MODELS[name], "cuda", "adamw")
     assert gpu.peak_allocated_bytes > 0

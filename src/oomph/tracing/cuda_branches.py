@@ -4,8 +4,7 @@ Composite ops ask in C++ whether a tensor is on CUDA, and choose kernels that sa
 for backward: attention, dropout, batch norm, softmax in mixed precision, RMS norm, cuDNN's RNNs.
 Here the CUDA branch is written down for pretended tensors. Other ops have no meta kernel at all.
 
-Read in torch's sources, not run on a GPU: the choice among attention kernels, the rule for
-cuDNN's batch norm.
+Read in torch's sources, not run on a GPU: the rule for cuDNN's batch norm.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from oomph.tracing import cuda_kernels, recurrent
+from oomph.tracing.attention_kernels import attention_on
 from oomph.tracing.pretend import Lie
 
 _kept_alive: list[Any] = []
@@ -28,7 +28,7 @@ def install() -> None:
     def branch(name: str, function: Any, key: str = "AutogradMeta") -> None:
         library.impl(name, function, key, allow_override=True)
 
-    branch("scaled_dot_product_attention", _attention)
+    branch("scaled_dot_product_attention", attention_on(lambda: Lie.capability))
     branch("dropout", _dropout)
     branch("batch_norm", _batch_norm)
     branch("softmax.int", _softmax(torch.ops.aten._softmax))
@@ -54,71 +54,6 @@ _DONE_IN_PLACE = (
     "_fused_sgd_.tensor_lr",
     "_fused_adagrad_.tensor_lr",
 )
-
-
-# ---- attention -------------------------------------------------------------------------------
-
-
-def _attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    """scaled_dot_product_attention with the kernel that CUDA would choose."""
-    if query.dim() == 3:
-        q, k, v = (tensor.unsqueeze(0) for tensor in (query, key, value))
-        out = _attention(
-            q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-        return out.squeeze(0)
-    options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
-    if _is_flash(query, attn_mask):
-        return _flash(query, key, value, **options)
-    if enable_gqa:
-        repeats = query.size(-3) // key.size(-3)
-        key = key.repeat_interleave(repeats, -3)
-        value = value.repeat_interleave(repeats, -3)
-    is_aligned = query.size(-1) % 4 == 0 or query.dtype != torch.float32
-    if is_aligned and torch.backends.cuda.mem_efficient_sdp_enabled():
-        return _efficient(query, key, value, attn_mask, **options)
-    return torch.ops.aten._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale
-    )[0]
-
-
-def _is_flash(query: Any, mask: Any) -> bool:
-    is_low = query.dtype in (torch.float16, torch.bfloat16)
-    is_small = query.size(-1) <= 256
-    is_there = Lie.capability >= (8, 0) and torch.backends.cuda.flash_sdp_enabled()
-    return bool(is_low and mask is None and is_small and is_there)
-
-
-def _flash(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """Flash attention wants a head of a multiple of 8, and takes fewer key heads as they are."""
-    head = query.size(-1)
-    options["scale"] = options["scale"] or head**-0.5
-    if head % 8:
-        pad = (0, 8 - head % 8)
-        query, key, value = (torch.nn.functional.pad(t, pad) for t in (query, key, value))
-    out = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, **options)[0]
-    return out[..., :head] if head % 8 else out
-
-
-def _efficient(query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
-    if mask is not None:
-        if mask.dtype == torch.bool:
-            nothing = torch.zeros((), dtype=query.dtype, device=mask.device)
-            mask = torch.where(mask, nothing, float("-inf")).to(query.dtype)
-        mask = mask.expand(*query.shape[:-1], key.size(-2))
-    return torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, torch.is_grad_enabled(), **options
-    )[0]
 
 
 # ---- the others ------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from oomph.training.emulation.branches import patch_branches
 from oomph.training.emulation.card import Card, Memory
 from oomph.training.emulation.cuda_answers import patch_cuda
 from oomph.training.emulation.factories import patch_factories
+from oomph.training.emulation.fused_attention import fused_attention
 from oomph.training.emulation.ops import KernelFacts
 from oomph.training.emulation.patches import Patches
 from oomph.training.emulation.places import Places
@@ -34,6 +35,7 @@ class Cuda:
 
     capability: tuple[int, int]
     facts: KernelFacts
+    attention: Callable[..., Any]  # scaled_dot_product_attention, by the op that CUDA chooses
     streams: Any  # Stream, Event, use_stream, current_stream, default_stream
     # autocast("cuda") for the tensors of which a function says yes, in the whole process ...
     casts: Callable[[Callable[[Any], bool]], contextlib.AbstractContextManager[None]]
@@ -107,6 +109,7 @@ class EmulatedGpu:
         patch_branches(patches, places)
         patch_cuda(patches, self._card, self._cuda.streams, self._cuda.capability)
         patch_threads(patches, lambda: self._in_this_thread(known))
+        stack.enter_context(fused_attention(patches, places, self._cuda.attention))
         stack.enter_context(self._cuda.casts(places.on_card))
         stack.enter_context(self._in_this_thread(known))
 

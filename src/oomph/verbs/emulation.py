@@ -34,11 +34,13 @@ def emulated_gpu(
     `allocator` is what stands in PYTORCH_ALLOC_CONF, which is read where it is not given.
     """
     from oomph.tracing import autocast, streams
+    from oomph.tracing.attention_kernels import attention_on
     from oomph.training.emulated import Cuda, EmulatedGpu
 
     cuda = Cuda(
         capability=capability,
         facts=_facts(capability),
+        attention=attention_on(lambda: capability),
         streams=streams,
         casts=autocast.installed,
         casts_here=autocast.guard,
