@@ -100,6 +100,26 @@ def test_spans_follow_each_other_without_a_gap(
         assert after.busy_ratio == 0.5
 
 
+def test_who_asks_every_five_seconds_has_the_figures_of_each_second_all_the_same(
+    on_machine: OnMachine,
+) -> None:
+    machine = on_machine([Gpu()], epoch_ns=time.monotonic_ns())
+    machine.series(0, "util", [100] * 20 + [0] * 20, step_ms=100)  # two seconds each
+    seen = Watching(Sampler(look_s=1.0))
+    seen.until_spans(6)  # the first few are asked for each second
+    machine.clear_calls()
+    spans = seen.until_spans(20)[5:]
+    seen.stop()
+    for before, after in itertools.pairwise(spans):
+        assert after.began_s == before.ended_s
+    assert {span.busy_ratio for span in spans} >= {0.0, 1.0}
+    assert mean_busy(spans) == pytest.approx(0.5, abs=0.15)
+    assert any(span.used_bytes is not None for span in spans)
+    looks = machine.calls("nvmlDeviceGetMemoryInfo_v2")
+    assert len(machine.calls("nvmlDeviceGetSamples")) <= len(looks) // sampling.LOOKS_PER_TURN + 2
+    assert seen.sampler.gpus()[0].looks_apart_s == 1.0
+
+
 def test_a_driver_without_a_sample_buffer_is_polled_and_labelled_so(
     on_machine: OnMachine, watching: Callable[..., Watching]
 ) -> None:
@@ -301,7 +321,10 @@ def test_nvml_that_hangs_for_ten_seconds_keeps_nobody_waiting(
     assert back_s - lost_s == pytest.approx(10, abs=2)
     seen.until_spans(len(seen.spans_of()) + 1)
     # The driver's buffer has what happened meanwhile: nothing of it is missing.
-    assert any(span.ended_s - span.began_s > 8 for span in seen.spans)
+    spans = seen.spans_of()
+    assert [span.began_s for span in spans[1:]] == [span.ended_s for span in spans[:-1]]
+    assert [span for span in spans if lost_s + 1 < span.began_s < back_s - 2]
+    assert all(span.busy_ratio == pytest.approx(0.3) for span in spans)
     assert mean_busy(seen.spans) == pytest.approx(0.3)
 
 

@@ -22,9 +22,6 @@ from oomph.records.report import (
 )
 from oomph.records.run import Event, GpuSpan, HostSpan, Peak, Run, StepSpan
 
-# Memory has no buffer in the driver: it is looked at five times a second.
-_LOOKS_APART_MS = 200
-
 
 def lasted_s(run: Run) -> float:
     """Until the command ended, or as long as something was seen of it."""
@@ -108,7 +105,7 @@ def host_figures(run: Run) -> HostFigures:
 
 
 def _memory(run: Run, gpu: int, spans: Sequence[GpuSpan]) -> MemoryFigures:
-    peak, misses = _peak(run.peaks, gpu, spans)
+    peak, misses = _peak(run.peaks, gpu, spans, run.gpus[gpu].looks_apart_s)
     return MemoryFigures(
         total_bytes=run.gpus[gpu].total_bytes,
         peak_bytes=peak.used_bytes if peak else None,
@@ -121,7 +118,7 @@ def _memory(run: Run, gpu: int, spans: Sequence[GpuSpan]) -> MemoryFigures:
 
 
 def _peak(
-    peaks: Sequence[Peak], gpu: int, spans: Sequence[GpuSpan]
+    peaks: Sequence[Peak], gpu: int, spans: Sequence[GpuSpan], looks_apart_s: float
 ) -> tuple[Peak | None, str | None]:
     """The best that is known, and what it cannot know."""
     for source in ("torch", "accounting"):
@@ -134,7 +131,7 @@ def _peak(
     seen = max(polled, key=lambda peak: peak.used_bytes, default=None) or _seen(gpu, spans)
     if seen is None:
         return None, None
-    return seen, f"a peak shorter than {_LOOKS_APART_MS} ms can have been missed"
+    return seen, f"a peak shorter than {looks_apart_s * 1000:.0f} ms can have been missed"
 
 
 def _seen(gpu: int, spans: Sequence[GpuSpan]) -> Peak | None:

@@ -16,6 +16,10 @@ class Probe:
     num_epochs: int | None = None
 
     @property
+    def is_of_all(self) -> bool:
+        return self.time_s is None and not self.counts
+
+    @property
     def counts(self) -> bool:
         """Does it need a script that tells its steps?"""
         return self.num_steps is not None or self.num_epochs is not None
