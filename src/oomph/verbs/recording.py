@@ -62,6 +62,7 @@ class Recorder:
         self.recent: tuple[GpuSpan, ...] = ()  # replaced, never changed: any thread may read it
         self._warned: set[str] = set()
         self._noted: deque[Event] = deque()  # by another thread, and not written yet
+        self._halts: list[Event] = []  # and what ended them
         self._ended: Ended | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="oomph-diary", daemon=True)
@@ -106,6 +107,7 @@ class Recorder:
         self._diary.add_gpus(self.sampler.gpus())
         self._diary.add_spans(taken.spans, self._host_spans(now_s))
         noted = [self._noted.popleft() for _ in range(len(self._noted))]
+        self._halts += (event for event in noted if event.kind in ("halted", "resumed"))
         for event in (*taken.events, *noted):
             self._diary.add(event)
         if not self._diary.flush():
@@ -122,16 +124,18 @@ class Recorder:
     def _probe_it(self, now_s: float) -> None:
         if self.stopping.is_wanted or self._probe.is_of_all:
             return
+        from oomph.records.halts import halted_s, halts_of
         from oomph.records.probe import Progress
         from oomph.running.diary_reader import step_files
         from oomph.running.probing import read_progress
 
+        worked_s = now_s - halted_s(halts_of(self._halts, now_s))
         progress = Progress()
         if self._probe.counts:
             progress = read_progress(step_files(self._diary.directory))
-            if not progress.is_told and (now_s > _SILENT_S or self._over.is_set()):
+            if not progress.is_told and (worked_s > _SILENT_S or self._over.is_set()):
                 self._warn(f"the script told no step, so nobody could count {self._wanted()}")
-        if self._probe.is_seen(now_s, progress) and not self._over.is_set():
+        if self._probe.is_seen(worked_s, progress) and not self._over.is_set():
             self._diary.add(self._event("stopped", f"after {self._wanted()}, as asked"))
             self.stopping.want()
 
