@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -231,3 +232,12 @@ def test_a_wait_for_data_that_was_halted_is_as_long_as_it_waited() -> None:
     (figures,) = step_figures(run_of(spans((80, 0.8)), step_spans=[waited], events=halted))
     assert figures.step_s == pytest.approx(0.5)
     assert figures.data_wait_ratio == pytest.approx(30 / 50)
+
+
+def test_a_polled_peak_says_how_far_apart_the_looks_were() -> None:
+    def misses(**more: Any) -> str | None:
+        run = run_of(spans((60, 0.9)), gpus=[gpu(**more)])
+        return gpu_figures(run, 0).memory.peak_misses
+
+    assert misses() == "a peak shorter than 200 ms can have been missed"
+    assert misses(looks_apart_s=1.0) == "a peak shorter than 1000 ms can have been missed"

@@ -179,6 +179,7 @@ class Sampler:
             self._tell("warning", f"the GPUs are no longer watched: {told:.500}")
         finally:
             self.is_ready.set()
+            self.turned.set()
 
     def open(self) -> None:
         """Find out what there is to watch. The thread does it, as it does the next one."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from oomph.sensing.sampling import Sampler
 
 _PERIOD_S = 1.0
-_LONGEST_PERIOD_S = 7.0  # of who waits for the sampler, which may have nothing to sample
+_LONGEST_PERIOD_S = 6.0  # of who waits for the sampler, which may hang or have nothing to sample
 _MOST_RECENT = 1024
 _LAST_WORDS_S = 5.0  # how long the end of the command waits for a disk or a driver that hangs
 _SILENT_S = 60.0  # a script that tells its steps has told some by then, or is told of
