@@ -52,8 +52,8 @@ def samples() -> list[Measured]:
     sampler = Sampler("all")
     sampler.open()
     looks = {
-        "oomph, a sample of everything": lambda: sampler.look(is_last_of_span=True),
-        "oomph, a look at the memory (4 a second)": lambda: sampler.look(is_last_of_span=False),
+        "oomph, a sample of everything": lambda: sampler.look(ends_turn=True),
+        "oomph, a look at the memory (4 a second)": lambda: sampler.look(ends_turn=False),
         **{name: READINGS[name] for name in PEERS},
     }
     floor = Measured(FLOOR, cpu_ms(bare_binding))

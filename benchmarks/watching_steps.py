@@ -19,8 +19,8 @@ from oomph.tracing.child import in_a_child
 
 TITLE = "CPU beside a step of 50 ms"
 STEP_S = 0.05
-NUM_BEFORE = 100  # five seconds: the driver is found, files are open, modules are imported
-NUM_STEPS = 60
+NUM_BEFORE = 140  # seven seconds: the driver is found, files are open, the first turns are over
+NUM_STEPS = 200  # ten seconds: two turns of the thread, and one look at the processes
 ROUNDS = 2
 NUM_AT_ONCE, WINDOW = 5000, 500
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from explaining.runs import event, gpu, host, peak, run_of, span, spans, steps
@@ -9,6 +12,7 @@ from oomph.explaining.diagnose import diagnose
 from oomph.explaining.figures import gpu_figures, phases_of, step_figures
 from oomph.explaining.gaps import are_rare
 from oomph.explaining.weighing import spread
+from oomph.records.halts import Halt
 from oomph.records.report import Gap
 from oomph.records.run import StepSpan
 from oomph.units import GIB
@@ -199,3 +203,41 @@ def test_a_run_of_weeks_repeats_only_the_first_events() -> None:
     events = [event(i, "neighbour") for i in range(500)] + [event(1, "phase", "training")]
     report = diagnose(run_of(spans((60, 0.9)), events=events))
     assert (len(report.marks), report.num_marks) == (200, 500)
+
+
+def test_of_thousands_of_phases_the_longest_of_each_name_are_listed_and_all_are_counted() -> None:
+    events = [
+        event(10 * n + after_s, "phase", name)
+        for n in range(1000)
+        for after_s, name in ((0, "training"), (8, "evaluation"))
+    ]
+    report = diagnose(run_of(spans((10_000, 0.9)), events=events))
+    names = [phase.name for phase in report.phases]
+    assert (names.count("training"), names.count("evaluation")) == (100, 100)
+    assert report.num_phases == 2000
+    began_s = [phase.began_s for phase in report.phases]
+    assert began_s == sorted(began_s)
+
+
+def test_a_report_says_when_the_command_was_halted() -> None:
+    halts = (event(10, "halted"), event(14, "resumed"), event(30, "halted"))
+    report = diagnose(run_of(spans((64, 0.8)), events=halts))
+    assert report.halts == (Halt(10, 14), Halt(30, 64))
+    assert report.halted_s == 38
+
+
+def test_a_wait_for_data_that_was_halted_is_as_long_as_it_waited() -> None:
+    halted = (event(10, "halted"), event(40, "resumed"))
+    waited = replace(steps(), ended_s=80.0, step_s=0.8, longest_step_s=31.0, data_wait_s=60.0)
+    (figures,) = step_figures(run_of(spans((80, 0.8)), step_spans=[waited], events=halted))
+    assert figures.step_s == pytest.approx(0.5)
+    assert figures.data_wait_ratio == pytest.approx(30 / 50)
+
+
+def test_a_polled_peak_says_how_far_apart_the_looks_were() -> None:
+    def misses(**more: Any) -> str | None:
+        run = run_of(spans((60, 0.9)), gpus=[gpu(**more)])
+        return gpu_figures(run, 0).memory.peak_misses
+
+    assert misses() == "a peak shorter than 200 ms can have been missed"
+    assert misses(looks_apart_s=1.0) == "a peak shorter than 1000 ms can have been missed"

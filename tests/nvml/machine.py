@@ -652,7 +652,7 @@ class NvmlMachine:
         self.write()
 
     def clear_latencies(self) -> None:
-        """Make all calls fast again."""
+        """Make all calls fast again, also those that are under way."""
         self._latencies.clear()
         self.write()
 
@@ -719,7 +719,7 @@ class NvmlMachine:
         return variables
 
     def run(
-        self, command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 60
+        self, command: Sequence[str], env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on this machine, with these further environment variables."""
         return subprocess.run(
@@ -727,7 +727,6 @@ class NvmlMachine:
             env={**os.environ, **self.env(), **(env or {})},
             capture_output=True,
             text=True,
-            timeout=timeout,
             check=False,
         )
 

@@ -7,7 +7,7 @@
  * Every function has the same three steps: open_call takes the lock and the current script,
  * admit decides whether the call gets as far as the function itself (symbol missing, NVML not
  * initialised, injected error, bad handle, lost GPU), close_call writes the log, gives up the
- * lock and sleeps for the latency that the script asks for.
+ * lock and sleeps for the latency that the script asks for, or until it asks for none.
  */
 #define _GNU_SOURCE
 #include "script.h"
@@ -195,6 +195,28 @@ static long latency_us(const Call *call)
     return rule != NULL ? rule->value : 0;
 }
 
+static bool is_without_latencies(void)
+{
+    script_lock();
+    const Script *script = script_now();
+    bool is_without = script != NULL && script->latencies.count == 0;
+    script_unlock();
+    return is_without;
+}
+
+/* Until then, or until the script has no latency any more: so a test can end a hang of any length
+ * when it has seen what it wanted, and need not guess how long that takes. */
+static void sleep_until(int64_t end_ns)
+{
+    const int64_t longest_ns = 5000000;
+    for (int64_t left_ns; (left_ns = end_ns - monotonic_ns()) > 0;) {
+        int64_t slice_ns = left_ns < longest_ns ? left_ns : longest_ns;
+        nanosleep(&(struct timespec){0, (long)slice_ns}, NULL);
+        if (slice_ns == longest_ns && is_without_latencies())
+            return;
+    }
+}
+
 /* The sleep is outside the lock: a slow GPU does not stop calls to another one. */
 static nvmlReturn_t close_call(const Call *call)
 {
@@ -202,7 +224,7 @@ static nvmlReturn_t close_call(const Call *call)
     log_call(call->function, call->place, call->result);
     script_unlock();
     if (delay > 0)
-        nanosleep(&(struct timespec){delay / 1000000, delay % 1000000 * 1000}, NULL);
+        sleep_until(monotonic_ns() + (int64_t)delay * 1000);
     return call->result;
 }
 

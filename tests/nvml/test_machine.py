@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -41,6 +42,8 @@ UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 1, 2, 3, 4
 NOT_FOUND, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, LOST = 6, 7, 9, 13, 15
 
 BIN = Path(sys.executable).parent
+CLOCKS_DIFFER_S = 0.01  # the stub counts from the monotonic clock
+A_DAY_MS = 86_400_000  # none ends while a test runs, but at midnight
 
 
 @pytest.fixture
@@ -125,7 +128,7 @@ def test_two_processes_can_build_at_once(tmp_path: Path) -> None:
         )
         for _ in range(3)
     ]
-    directories = {builder.communicate(timeout=120)[0].strip() for builder in builders}
+    directories = {builder.communicate()[0].strip() for builder in builders}
     assert len(directories) == 1
     assert sorted(path.name for path in Path(directories.pop()).iterdir()) == [
         "libcuda.so.1",
@@ -478,10 +481,12 @@ def test_the_older_names_of_queries_answer_the_same(machine: NvmlMachine) -> Non
     assert pynvml.nvmlDeviceGetTemperatureV(_handle(), 0) == 71
     assert pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(_handle()) == 4
     assert pynvml.nvmlDeviceGetFanSpeed_v2(_handle(), 0) == 55
+    began = time.time()
     values = pynvml.nvmlDeviceGetFieldValues(_handle(), [83, 186, 9999])
+    ended = time.time()
     assert (values[0].value.ullVal, values[1].value.uiVal) == (10**13, 333_000)
     assert [value.nvmlReturn for value in values] == [0, 0, NOT_SUPPORTED]
-    assert abs(values[0].timestamp / 1e6 - time.time()) < 5
+    assert began - CLOCKS_DIFFER_S <= values[0].timestamp / 1e6 <= ended + CLOCKS_DIFFER_S
 
 
 def test_limits_and_clocks_follow_those_that_are_given(machine: NvmlMachine) -> None:
@@ -651,13 +656,13 @@ def test_a_list_that_always_grows_never_fits(machine: NvmlMachine) -> None:
 
 
 def test_process_utilisation_is_there_once_per_sample(machine: NvmlMachine) -> None:
-    machine.sample_period_ms = 60_000
+    machine.sample_period_ms = A_DAY_MS
     machine.gpus[0].processes = [Proc(1, sm_util=40, mem_util=7), Proc(2)]
     machine.write()
     samples = pynvml.nvmlDeviceGetProcessUtilization(_handle(), 0)
     assert [(one.pid, one.smUtil, one.memUtil) for one in samples] == [(1, 40, 7)]
     stamp = samples[0].timeStamp
-    assert 0 <= time.time() - stamp / 1e6 < 61
+    assert 0 <= time.time() - stamp / 1e6 < A_DAY_MS / 1000 + 60
     assert _code(pynvml.nvmlDeviceGetProcessUtilization, _handle(), stamp) == NOT_FOUND
     assert _code(pynvml.nvmlDeviceGetProcessUtilization, _handle(), stamp - 1) == 0
     assert _code(pynvml.nvmlDeviceGetProcessUtilization, _handle(1), 0) == NOT_FOUND
@@ -826,31 +831,47 @@ def test_a_lost_gpu_answers_every_call_with_lost(machine: NvmlMachine) -> None:
     assert _code(_handle, 0) == 0
 
 
+HALF_AN_HOUR_US = 1_800_000_000
+
+
+@contextlib.contextmanager
+def _hanging(machine: NvmlMachine, gpu: int, number: int = 1) -> Iterator[threading.Thread]:
+    """A call of that GPU, the so manieth in the log, which hangs until the block ends."""
+    calling = threading.Thread(
+        target=pynvml.nvmlDeviceGetPowerUsage, args=(_handle(gpu),), daemon=True
+    )
+    calling.start()
+    while len(machine.calls("nvmlDeviceGetPowerUsage")) < number:  # it is written, then it sleeps
+        time.sleep(0.01)
+    yield calling
+    machine.clear_latencies()
+    calling.join()
+
+
 def test_calls_can_take_their_time(machine: NvmlMachine) -> None:
     machine.latency(30_000, "nvmlDeviceGetPowerUsage", gpu=1)
+    handle = _handle(1)
+    start = time.perf_counter()
+    pynvml.nvmlDeviceGetPowerUsage(handle)
+    assert time.perf_counter() - start >= 0.03
 
-    def seconds(index: int) -> float:
-        handle = _handle(index)
-        start = time.perf_counter()
-        pynvml.nvmlDeviceGetPowerUsage(handle)
-        return time.perf_counter() - start
 
-    assert seconds(1) >= 0.03
-    assert min(seconds(0) for _ in range(5)) < 0.02
-    machine.clear_latencies()
-    assert min(seconds(1) for _ in range(5)) < 0.02
+def test_a_latency_is_of_its_function_and_its_gpu_and_ends_when_it_is_taken_back(
+    machine: NvmlMachine,
+) -> None:
+    machine.latency(HALF_AN_HOUR_US, "nvmlDeviceGetPowerUsage", gpu=1)
+    with _hanging(machine, 1) as calling:
+        assert pynvml.nvmlDeviceGetTemperature(_handle(1), 0) is not None  # or it would not return
+        assert calling.is_alive()
+    assert pynvml.nvmlDeviceGetPowerUsage(_handle(1)) is not None
 
 
 def test_a_slow_gpu_does_not_stop_calls_to_another(machine: NvmlMachine) -> None:
-    slow, fast = _handle(1), _handle(0)
-    machine.latency(500_000, gpu=1)
-    waiting = threading.Thread(target=pynvml.nvmlDeviceGetPowerUsage, args=(slow,))
-    start = time.perf_counter()
-    waiting.start()
-    pynvml.nvmlDeviceGetPowerUsage(fast)
-    assert time.perf_counter() - start < 0.4
-    waiting.join()
-    assert time.perf_counter() - start >= 0.5
+    fast = _handle(0)
+    machine.latency(HALF_AN_HOUR_US, "nvmlDeviceGetPowerUsage", gpu=1)
+    with _hanging(machine, 1) as calling:
+        pynvml.nvmlDeviceGetPowerUsage(fast)
+        assert calling.is_alive()
 
 
 # --------------------------------------------------------------------------- time
@@ -873,10 +894,12 @@ def test_a_series_goes_round_with_time(machine: NvmlMachine) -> None:
 
 
 def test_a_series_starts_when_the_script_is_loaded(machine: NvmlMachine) -> None:
-    machine.series(0, "used_bytes", [1, 2], step_ms=500, hold=True)
+    machine.series(0, "used_bytes", [1, 2], step_ms=3_600_000, hold=True)
     assert QUERIES["used_bytes"](_handle()) == 1
-    time.sleep(0.55)
-    assert QUERIES["used_bytes"](_handle()) == 2
+    machine.clear_series()
+    machine.series(0, "used_bytes", [1, 2], step_ms=100, hold=True)
+    while QUERIES["used_bytes"](_handle()) != 2:
+        time.sleep(0.01)
     _at(machine, 3600)
     assert QUERIES["used_bytes"](_handle()) == 2
     machine.clear_series()
@@ -888,7 +911,8 @@ def test_a_counter_grows_with_time(machine: NvmlMachine) -> None:
     machine.rate(0, "energy_mj", 250_000)
     _at(machine, 100)
     energy = pynvml.nvmlDeviceGetTotalEnergyConsumption(_handle())
-    assert 25_001_000 <= energy < 25_001_000 + 250_000 * 5
+    passed_s = (time.monotonic_ns() - (machine.epoch_ns or 0)) / 1e9
+    assert 25_001_000 <= energy <= 1000 + 250_000 * passed_s
 
 
 def test_samples_are_means_so_that_short_bursts_are_in_them(machine: NvmlMachine) -> None:
@@ -896,6 +920,7 @@ def test_samples_are_means_so_that_short_bursts_are_in_them(machine: NvmlMachine
     machine.sample_depth = 50
     machine.series(0, "util", [100] + [0] * 9, step_ms=100)  # 10 % of the time
     _at(machine, 60)
+    began = time.time()
     kind, samples = pynvml.nvmlDeviceGetSamples(_handle(), pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
     assert kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
     assert len(samples) == 50
@@ -903,11 +928,11 @@ def test_samples_are_means_so_that_short_bursts_are_in_them(machine: NvmlMachine
     assert 9 <= mean <= 11
     stamps = [one.timeStamp for one in samples]
     assert {later - earlier for earlier, later in pairwise(stamps)} == {200_000}
-    assert abs(stamps[-1] / 1e6 - time.time()) < 5
+    assert began - 0.2 - CLOCKS_DIFFER_S <= stamps[-1] / 1e6 <= time.time() + CLOCKS_DIFFER_S
 
 
 def test_samples_are_given_once_and_do_not_change(machine: NvmlMachine) -> None:
-    machine.sample_period_ms = 60_000
+    machine.sample_period_ms = A_DAY_MS
     machine.sample_depth = 3
     machine.write()
     read = pynvml.nvmlDeviceGetSamples
@@ -944,7 +969,7 @@ def test_processes_can_share_the_log(machine: NvmlMachine) -> None:
     code = "import pynvml; pynvml.nvmlInit(); [pynvml.nvmlDeviceGetCount() for _ in range(500)]"
     variables = {**os.environ, **machine.env()}
     programs = [subprocess.Popen([sys.executable, "-c", code], env=variables) for _ in range(3)]
-    assert [program.wait(60) for program in programs] == [0, 0, 0]
+    assert [program.wait() for program in programs] == [0, 0, 0]
     calls = machine.calls("nvmlDeviceGetCount_v2")
     assert [call.pid for call in calls if call.pid == programs[0].pid] == [programs[0].pid] * 500
     assert len(calls) == 1500
@@ -1170,12 +1195,8 @@ def test_gpm_is_not_supported_before_hopper() -> None:
 
 
 def test_a_latency_can_be_that_of_one_call(machine: NvmlMachine) -> None:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    machine.latency(300_000, "nvmlDeviceGetUtilizationRates", after=1, times=1)
-    took_s = []
-    for _ in range(3):
-        began = time.perf_counter()
-        pynvml.nvmlDeviceGetUtilizationRates(handle)
-        took_s.append(time.perf_counter() - began)
-    assert took_s.index(max(took_s)) == 1
-    assert took_s[1] >= 0.3
+    machine.latency(HALF_AN_HOUR_US, "nvmlDeviceGetPowerUsage", after=1, times=1)
+    pynvml.nvmlDeviceGetPowerUsage(_handle())
+    with _hanging(machine, 0, number=2) as calling:
+        pynvml.nvmlDeviceGetPowerUsage(_handle())
+        assert calling.is_alive()

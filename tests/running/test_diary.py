@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -287,13 +288,34 @@ def test_steps_of_the_script_are_joined_in_the_runs_own_time(tmp_path: Path) -> 
 
 
 def test_steps_of_another_machine_are_placed_by_the_wall_clock(tmp_path: Path) -> None:
-    new_diary(tmp_path, host="elsewhere", clock_s=CLOCK_S, started_at=time.time() - 50).close()
+    started_at = time.time() - 50
+    new_diary(tmp_path, host="elsewhere", clock_s=CLOCK_S, started_at=started_at).close()
     log = StepLog(tmp_path)
     now = time.monotonic()
+    passed_s = time.time() - started_at
     log.step(now, now + 1)
     log.close()
     (span,) = read_run(tmp_path).step_spans
-    assert span.began_s == pytest.approx(50, abs=2)
+    assert 50 - 0.01 <= span.began_s <= passed_s + 0.01
+
+
+def test_steps_that_are_told_together_are_kept_by_the_second(tmp_path: Path) -> None:
+    now = time.monotonic()
+    new_diary(tmp_path, clock_s=now).close()
+    log = StepLog(tmp_path)
+    log.steps([(now + 0.05 * number, 0.05, 0.01, 8) for number in range(1, 101)])
+    log.close()
+    spans = read_run(tmp_path).step_spans
+    assert len(spans) in (5, 6)  # a span is full a moment before its second is over
+    assert sum(span.num_steps for span in spans) == 100
+    for before, after in pairwise(spans):
+        assert after.began_s == pytest.approx(before.ended_s)
+
+
+def test_a_gpu_of_an_older_run_was_looked_at_five_times_a_second() -> None:
+    told = json.loads(object_line(gpu()))
+    del told["gpu"]["looks_apart_s"]
+    assert read_object(json.dumps(told).encode()).looks_apart_s == 0.2
 
 
 def test_steps_of_weeks_take_few_lines(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from oomph.sensing import sampling
 from oomph.sensing.sampling import Sampler
 
 DRIVER_NOT_LOADED, NOT_SUPPORTED, NO_PERMISSION = 9, 3, 4
+HALF_AN_HOUR_US = 1_800_000_000  # until the test takes it back
 
 
 class Watching:
@@ -100,6 +101,26 @@ def test_spans_follow_each_other_without_a_gap(
         assert after.busy_ratio == 0.5
 
 
+def test_who_asks_every_five_seconds_has_the_figures_of_each_second_all_the_same(
+    on_machine: OnMachine,
+) -> None:
+    machine = on_machine([Gpu()], epoch_ns=time.monotonic_ns())
+    machine.series(0, "util", [100] * 20 + [0] * 20, step_ms=100)  # two seconds each
+    seen = Watching(Sampler(look_s=1.0))
+    seen.until_spans(6)  # the first few are asked for each second
+    machine.clear_calls()
+    spans = seen.until_spans(20)[5:]
+    seen.stop()
+    for before, after in itertools.pairwise(spans):
+        assert after.began_s == before.ended_s
+    assert {span.busy_ratio for span in spans} >= {0.0, 1.0}
+    assert mean_busy(spans) == pytest.approx(0.5, abs=0.15)
+    assert any(span.used_bytes is not None for span in spans)
+    looks = machine.calls("nvmlDeviceGetMemoryInfo_v2")
+    assert len(machine.calls("nvmlDeviceGetSamples")) <= len(looks) // sampling.LOOKS_PER_TURN + 2
+    assert seen.sampler.gpus()[0].looks_apart_s == 1.0
+
+
 def test_a_driver_without_a_sample_buffer_is_polled_and_labelled_so(
     on_machine: OnMachine, watching: Callable[..., Watching]
 ) -> None:
@@ -120,12 +141,14 @@ def test_at_most_ten_calls_a_second_are_made_for_a_gpu(
     machine.clear_calls()
     began_s = seen.spans_of(1)[-1].ended_s
     seen.until_spans(len(seen.spans_of(1)) + 4, gpu=1)
-    counts = Counter(call.gpu for call in machine.calls())
-    duration_s = seen.spans_of(1)[-1].ended_s - began_s
+    calls = machine.calls()
+    counts = Counter(call.gpu for call in calls)
+    turns = Counter(call.gpu for call in calls if call.function == "nvmlDeviceGetSamples")
+    duration_s = seen.sampler.clock() - began_s
     # Looks at both ends of the stretch may be counted with it.
     for gpu in (0, 1):
         assert counts[gpu] <= 10 * (duration_s + 1)
-        assert counts[gpu] >= 8 * (duration_s - 1)
+        assert counts[gpu] >= 8 * (turns[gpu] - 1) > 0
 
 
 def test_power_is_the_mean_by_the_energy_counter_not_a_moment(
@@ -281,28 +304,24 @@ def test_a_driver_that_is_reloaded_is_told_and_watched_again(
     assert [gpu.total_bytes for gpu in seen.sampler.gpus()] == [80 * GIB] * 2
 
 
-@pytest.mark.slow
-def test_nvml_that_hangs_for_ten_seconds_keeps_nobody_waiting(
+def test_nvml_that_hangs_keeps_nobody_waiting_and_loses_no_sample(
     on_machine: OnMachine, watching: Callable[..., Watching]
 ) -> None:
     machine = on_machine([Gpu(util=30)], epoch_ns=time.monotonic_ns())
     seen = watching()
     seen.until_spans(1)
-    machine.latency(10_000_000, "nvmlDeviceGetMemoryInfo_v2", times=1)
-    took_s = []
-    while ("back", None) not in seen.kinds():
-        began = time.perf_counter()
-        seen.take()
-        took_s.append(time.perf_counter() - began)
-        time.sleep(1)
-    assert len(took_s) >= 9, "whoever takes was kept waiting with NVML"
-    assert seen.kinds() == [("lost", None), ("back", None)]
+    machine.latency(HALF_AN_HOUR_US, "nvmlDeviceGetMemoryInfo_v2", times=1)
+    seen.until(lambda: seen.kinds() == [("lost", None)])  # or it hung with NVML
+    assert "NVML has not answered for " in (seen.sampler.machine().problem or "")
+    machine.clear_latencies()
+    seen.until(lambda: seen.kinds() == [("lost", None), ("back", None)])
     lost_s, back_s = (event.at_s for event in seen.events)
-    assert back_s - lost_s == pytest.approx(10, abs=2)
+    assert back_s - lost_s > sampling.HANGS_S
     seen.until_spans(len(seen.spans_of()) + 1)
     # The driver's buffer has what happened meanwhile: nothing of it is missing.
-    assert any(span.ended_s - span.began_s > 8 for span in seen.spans)
-    assert mean_busy(seen.spans) == pytest.approx(0.3)
+    spans = seen.spans_of()
+    assert [span.began_s for span in spans[1:]] == [span.ended_s for span in spans[:-1]]
+    assert mean_busy(spans) == pytest.approx(0.3)
 
 
 def test_a_sampler_can_be_stopped_while_nvml_hangs(
@@ -312,9 +331,10 @@ def test_a_sampler_can_be_stopped_while_nvml_hangs(
     seen = watching()
     seen.until_spans(1)
     machine.clear_calls()
-    machine.latency(4_000_000, "nvmlDeviceGetMemoryInfo_v2", times=1)
+    machine.latency(HALF_AN_HOUR_US, "nvmlDeviceGetMemoryInfo_v2", times=1)
     seen.until(lambda: bool(machine.calls("nvmlDeviceGetMemoryInfo_v2")))
     seen.sampler.stop(timeout_s=0.1)  # returns, and the test goes on
+    machine.clear_latencies()
 
 
 def test_a_machine_without_a_driver_says_so_and_yields_nothing(

@@ -85,3 +85,12 @@ def test_history_has_a_column_for_each_figure_of_each_gpu() -> None:
     assert told["gpus"][0]["busy_ratio"] == [None, 0.3333]
     assert told["gpus"][1]["power_w"] == [None, None]
     json.dumps(told, allow_nan=False)
+
+
+def test_slices_of_a_gpu_are_told_apart_by_their_numbers() -> None:
+    slices = tuple(device(n, uuid=f"MIG-{n}", is_slice=True) for n in (0, 3))
+    whole = replace(device(2, mig_enabled=True), slices=slices)
+    parts = (watched(2, uuid="MIG-0"), watched(2, uuid="MIG-3"))
+    told = as_frame(Feed(FakeSampler((whole,), parts)).newest, shows_commands=False)["gpus"]
+    assert [(one["index"], one["slice"]) for one in told] == [(2, 0), (2, 3)]
+    assert as_frame(sighting(), shows_commands=False)["gpus"][0]["slice"] is None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from explaining.runs import gpu, host, run_of, span, spans, steps
+from explaining.runs import event, gpu, host, run_of, span, spans, steps
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,3 +123,15 @@ def test_a_point_of_no_length_is_seen_where_nothing_else_is() -> None:
     instant = Point(began_s=2.0, ended_s=2.0, low=7.0, mean=7.0, high=7.0)
     assert mean_columns([instant], 4.0, 2) == pytest.approx([None, 7.0])
     assert highest_columns([instant], 2.0, 2)[1] == 7.0
+
+
+def test_a_halt_is_of_no_step_and_no_line_is_drawn_across_it() -> None:
+    halted = (event(10, "halted"), event(30, "resumed"))
+    told = replace(steps(0.1, num_steps=100, step_s=0.5), ended_s=50.0, longest_step_s=20.5)
+    run = run_of(spans((50, 0.9)), step_spans=[told], events=halted)
+    before, between, after = decimated(steps_of(run, 0))
+    assert (before.began_s, before.ended_s) == (0.0, 10.0)
+    assert (between.mean, after.began_s, after.ended_s) == (None, 30.0, 50.0)
+    assert before.mean == after.mean == pytest.approx(0.3)
+    assert after.high == pytest.approx(0.5)
+    assert [point.mean for point in waits_of(run, 0)] == [0.05, 0.05]

@@ -67,19 +67,23 @@ class Sleepy:
 def test_a_loader_that_sleeps_is_reported_as_waiting() -> None:
     loader, worked_s = Sleepy(20, 0.03), 0.0
     with oomph.watching(prints=False) as run:
+        started = time.perf_counter()
         for _ in run.steps(loader):
             began = time.perf_counter()
             time.sleep(0.02)
             worked_s += time.perf_counter() - began
+        elapsed_s = time.perf_counter() - started
         scalars = run.scalars()
-    truth = loader.slept_s / (loader.slept_s + worked_s)
-    assert scalars["time/data_wait_ratio"] == pytest.approx(truth, abs=0.03)
-    assert scalars["time/step_s"] == pytest.approx((loader.slept_s + worked_s) / 20, rel=0.05)
+    # Between what is measured here the scheduler may take any time: of the step, or of the wait.
+    stepped_s = 20 * scalars["time/step_s"]
+    assert loader.slept_s + worked_s <= stepped_s <= elapsed_s
+    told_s = scalars["time/data_wait_ratio"] * stepped_s
+    assert loader.slept_s <= told_s + 1e-9
+    assert told_s <= stepped_s - worked_s + 1e-9
     spans = the_run().step_spans
     assert sum(span.num_steps for span in spans) == 20
     assert sum(span.num_samples or 0 for span in spans) == 160
-    waited_s = sum(span.data_wait_s or 0 for span in spans)
-    assert waited_s == pytest.approx(loader.slept_s, rel=0.05)
+    assert sum(span.data_wait_s or 0 for span in spans) == pytest.approx(told_s)
 
 
 def test_batches_that_are_accumulated_are_one_step_and_the_rest_is_one_too() -> None:
@@ -100,15 +104,20 @@ def test_samples_are_as_many_as_the_script_says_where_it_says_so() -> None:
 
 def test_an_evaluation_between_or_within_steps_is_of_no_step() -> None:
     with oomph.watching(prints=False) as run:
+        started = time.monotonic()
         for number, _ in enumerate(run.steps([torch.zeros(2)] * 4)):
             time.sleep(0.01)
             if number == 1:
                 with run.phase("evaluation"):
-                    time.sleep(0.5)
+                    began = time.monotonic()
+                    time.sleep(0.1)
+                    evaluated_s = time.monotonic() - began
+        elapsed_s = time.monotonic() - started
         with run.phase("evaluation"):
             time.sleep(0.1)
     run_seen = the_run()
-    assert sum(span.num_steps * span.step_s for span in run_seen.step_spans) < 0.4
+    stepped_s = sum(span.num_steps * span.step_s for span in run_seen.step_spans)
+    assert 0.04 <= stepped_s <= elapsed_s - evaluated_s
     assert phases(run_seen) == [
         "start-up",
         "training",
@@ -131,14 +140,17 @@ def test_a_loop_without_a_loader_tells_its_steps_and_no_wait_that_nobody_measure
 
 
 def test_a_loop_without_a_loader_can_measure_its_own_waits() -> None:
+    waited_s = 0.0
     with oomph.watching(prints=False) as run:
         for _ in range(5):
             with run.waiting():
+                began = time.monotonic()
                 time.sleep(0.02)
+                waited_s += time.monotonic() - began
             run.step(num_samples=1)
     (span,) = the_run().step_spans
     assert span.num_steps == 5
-    assert (span.data_wait_s or 0) >= 0.1
+    assert (span.data_wait_s or 0) >= waited_s - 1e-9
 
 
 def test_the_end_of_a_loader_is_an_epoch_and_saying_so_too_counts_once(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvml.machine import GIB, Gpu, Proc
+from nvml.machine import GIB, Gpu, Mig, Proc
 from playwright.sync_api import Browser, Page, expect
 from serving.served import Server, serving
 
@@ -69,6 +69,14 @@ def opened(browser: Browser, server: Server) -> Iterator[Open]:
         page.context.close()
         assert problems == []
         assert [url for url in requests if not url.startswith(server.url)] == []
+
+
+def test_slices_of_a_gpu_are_named_by_their_numbers(browser: Browser, tmp_path: Path) -> None:
+    with serving(tmp_path, [Gpu(), Gpu(migs=[Mig(), Mig()])]) as running:
+        page = browser.new_context().new_page()
+        page.goto(running.url)
+        expect(page.locator(".gpu h3")).to_have_text(["GPU 0", "GPU 1, slice 0", "GPU 1, slice 1"])
+        page.context.close()
 
 
 def keep_run(directory: Path, run: Run, *, has_ended: bool = True) -> Diary:

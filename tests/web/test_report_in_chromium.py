@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from explaining.runs import run_of, spans
+from explaining.runs import event, run_of, spans
 from playwright.sync_api import Page, expect
 
 from web.conftest import OpenReport
@@ -53,6 +53,19 @@ def test_the_title_says_whether_memory_sufficed_and_findings_follow(
     assert top
     assert charts
     assert top["y"] < charts["y"]
+
+
+def test_the_time_in_which_the_command_was_halted_is_hatched(open_report: OpenReport) -> None:
+    run = sample()
+    halted = (event(400, "halted", "SIGTSTP"), event(700, "resumed", "SIGCONT"))
+    page = open_report(replace(run, events=(*run.events, *halted)))
+    told = page.locator(".run-chart", has_text="Time of a step").locator(".note")
+    expect(told).to_contain_text("Hatched: the command was halted")
+    hatched: list[int] = page.evaluate(INK, ["line"] * 5)
+    plain = open_report()
+    assert plain.get_by_text("Hatched").count() == 0
+    without: list[int] = plain.evaluate(INK, ["line"] * 5)
+    assert all(more > 1.2 * less for more, less in zip(hatched, without, strict=True))
 
 
 def test_another_gpu_is_chosen_by_its_button(open_report: OpenReport) -> None:

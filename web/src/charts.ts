@@ -3,9 +3,17 @@
 import uPlot from "uplot";
 import { colours, h } from "./dom";
 import { faint, nearest } from "./points";
-import type { Gap, Mark, Phase, Series } from "./report_data";
+import type { Gap, Halt, Mark, Phase, Series } from "./report_data";
 import { STEPS, clock } from "./report_words";
-import { FONT, type Rule, drawGaps, drawMarks, drawPhases, drawRules } from "./run_overlays";
+import {
+  FONT,
+  type Rule,
+  drawGaps,
+  drawHalts,
+  drawMarks,
+  drawPhases,
+  drawRules,
+} from "./run_overlays";
 
 export interface Line {
   name: string;
@@ -23,6 +31,7 @@ export interface ChartOptions {
   highest: number | null; // of the axis; null: by the values
   rules: Rule[];
   gaps: Gap[];
+  halts: Halt[];
   phases: Phase[];
   marks: Mark[];
   lasted: number;
@@ -98,7 +107,11 @@ function draw(frame: HTMLElement, reading: HTMLElement, options: ChartOptions): 
         fill: faint(colours()(line.colour), 0.22),
       })),
       hooks: {
-        drawAxes: [(u) => drawGaps(u, options.gaps), (u) => drawPhases(u, options.phases)],
+        drawAxes: [
+          (u) => drawGaps(u, options.gaps),
+          (u) => drawHalts(u, options.halts),
+          (u) => drawPhases(u, options.phases),
+        ],
         draw: [(u) => drawMarks(u, options.marks), (u) => drawRules(u, options.rules)],
         setCursor: [tell],
       },

@@ -21,7 +21,7 @@ export function gpuCard(gpu: LiveGpu): Card {
   const power = figure("Power");
   const heat = figure("Heat");
   const problem = h("p", { class: "warning" });
-  const title = gpu.is_slice ? `GPU ${gpu.index}, slice` : `GPU ${gpu.index}`;
+  const title = gpu.is_slice ? `GPU ${gpu.index}, slice ${gpu.slice}` : `GPU ${gpu.index}`;
   const chart: LiveChart = liveChart(`${title} over the last 15 minutes`);
   const element = h(
     "article",

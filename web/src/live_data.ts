@@ -29,6 +29,7 @@ export interface LiveGpu {
   uuid: string | null;
   name: string | null;
   is_slice: boolean;
+  slice: number | null; // its number on its GPU
   is_free: boolean | null;
   problem: string | null;
   total_bytes: number | null;

@@ -18,6 +18,12 @@ export interface Gap {
   phase: string | null;
 }
 
+/** The command stood still, as by Ctrl-Z. */
+export interface Halt {
+  began_s: number;
+  ended_s: number;
+}
+
 export interface Phase {
   name: string;
   began_s: number;
@@ -48,9 +54,11 @@ export interface Report {
   run: string;
   command: string[];
   lasted_s: number;
+  halts: Halt[];
   findings: Finding[];
   gpus: Gpu[];
   phases: Phase[];
+  num_phases: number;
   marks: Mark[];
   num_marks: number;
 }

@@ -4,7 +4,7 @@ import { type RunChart, runChart } from "./charts";
 import { h } from "./dom";
 import { capital, findingsOf } from "./findings";
 import { bringIntoSight, fold, pairs, printWell, section, tile } from "./frame";
-import type { Gpu, GpuPage, Mark, ReportPage, Series } from "./report_data";
+import type { Gpu, GpuPage, Halt, Mark, Report, ReportPage, Series } from "./report_data";
 import { duration, percent, seconds } from "./report_words";
 import type { Rule } from "./run_overlays";
 import { gib, toGib } from "./words";
@@ -127,10 +127,16 @@ const inGib = ({ times, low, mean, high }: Series): Series => {
   return { times, low: scaled(low), mean: scaled(mean), high: scaled(high) };
 };
 
+const notes = (own: string | false | 0, halts: Halt[]): string =>
+  [own, halts.length && "Hatched: the command was halted, which is of no step."]
+    .filter(Boolean)
+    .join(" ");
+
 const has = (series: Series): boolean => series.times.length > 0;
 
 function gpuCharts({ report }: ReportPage, gpu: Gpu, page: GpuPage): RunChart[] {
-  const own = { gaps: gpu.busy?.gaps ?? [], lasted: report.lasted_s, phases: [], marks: [] };
+  const { lasted_s: lasted, halts } = report;
+  const own = { gaps: gpu.busy?.gaps ?? [], lasted, halts, phases: [], marks: [] };
   const phases = report.phases.filter(({ rank }) => rank === null || rank === (gpu.rank ?? 0));
   const marks = report.marks.filter((mark) => mark.gpu === null || mark.gpu === gpu.gpu);
   const found: RunChart[] = [];
@@ -141,7 +147,7 @@ function gpuCharts({ report }: ReportPage, gpu: Gpu, page: GpuPage): RunChart[] 
         phases,
         marks,
         title: "Kernel-active time",
-        note: own.gaps.length ? "Shaded: the GPU stood still for two seconds and more." : "",
+        note: notes(own.gaps.length && "Shaded: the GPU stood still for two seconds and more.", halts),
         lines: [{ name: "active", series: page.busy_series, colour: "s-busy" }],
         value: percent,
         axis: percent,
@@ -149,12 +155,12 @@ function gpuCharts({ report }: ReportPage, gpu: Gpu, page: GpuPage): RunChart[] 
         rules: [],
       }),
     );
-  if (has(page.memory_series)) found.push(memoryChart(own.lasted, marks, gpu, page));
-  if (has(page.power_series)) found.push(powerChart(own.lasted, gpu, page));
+  if (has(page.memory_series)) found.push(memoryChart(report, marks, gpu, page));
+  if (has(page.power_series)) found.push(powerChart(report, gpu, page));
   return found;
 }
 
-function memoryChart(lasted: number, marks: Mark[], gpu: Gpu, page: GpuPage): RunChart {
+function memoryChart(report: Report, marks: Mark[], gpu: Gpu, page: GpuPage): RunChart {
   const { total_bytes, peak_bytes, peak_source } = gpu.memory;
   const rules: Rule[] = [];
   if (total_bytes !== null)
@@ -167,7 +173,8 @@ function memoryChart(lasted: number, marks: Mark[], gpu: Gpu, page: GpuPage): Ru
       dashed: true,
     });
   return runChart({
-    lasted,
+    lasted: report.lasted_s,
+    halts: report.halts,
     marks,
     rules,
     gaps: [],
@@ -181,10 +188,11 @@ function memoryChart(lasted: number, marks: Mark[], gpu: Gpu, page: GpuPage): Ru
   });
 }
 
-function powerChart(lasted: number, gpu: Gpu, page: GpuPage): RunChart {
+function powerChart(report: Report, gpu: Gpu, page: GpuPage): RunChart {
   const limit = gpu.power.limit_w;
   return runChart({
-    lasted,
+    lasted: report.lasted_s,
+    halts: report.halts,
     gaps: [],
     phases: [],
     marks: [],
@@ -204,7 +212,8 @@ function powerChart(lasted: number, gpu: Gpu, page: GpuPage): RunChart {
 /** Steps of the GPU's rank, and the CPU of the host. */
 function otherCharts(data: ReportPage, gpu: Gpu | undefined): RunChart[] {
   const { report, steps, cpu } = data;
-  const own = { gaps: [], marks: [], phases: [], lasted: report.lasted_s, rules: [], highest: null };
+  const { lasted_s: lasted, halts } = report;
+  const own = { gaps: [], marks: [], phases: [], lasted, halts, rules: [], highest: null };
   const told = steps[stepsOf(data, gpu)];
   const found: RunChart[] = [];
   if (told && has(told.step_series))
@@ -212,7 +221,7 @@ function otherCharts(data: ReportPage, gpu: Gpu | undefined): RunChart[] {
       runChart({
         ...own,
         title: steps.length > 1 ? `Time of a step, rank ${told.rank}` : "Time of a step",
-        note: has(told.wait_series) ? "The filled part is spent waiting for data." : "",
+        note: notes(has(told.wait_series) && "The filled part is spent waiting for data.", halts),
         lines: [
           { name: "step", series: told.step_series, colour: "s-step" },
           { name: "data", series: told.wait_series, colour: "s-wait", filled: true },
@@ -262,19 +271,19 @@ function foldsOf({ report, words, steps }: ReportPage): (HTMLElement | null)[] {
   ]);
   const left = report.num_marks - report.marks.length;
   if (left > 0) events.push(["later", `${left} more events`]);
-  const phases = report.phases
-    .slice(0, 200)
-    .map(({ name, began_s, ended_s, rank }): [string, string] => [
-      `at ${duration(began_s)}`,
-      `${name}, for ${duration(ended_s - began_s)}${rank === null ? "" : `, rank ${rank}`}`,
-    ]);
+  const phases = report.phases.map(({ name, began_s, ended_s, rank }): [string, string] => [
+    `at ${duration(began_s)}`,
+    `${name}, for ${duration(ended_s - began_s)}${rank === null ? "" : `, rank ${rank}`}`,
+  ]);
+  const shorter = report.num_phases - report.phases.length;
+  if (shorter > 0) phases.push(["besides", `${shorter} shorter ones`]);
   const ranks = words.steps.map((text, place): [string, string] => [
     `rank ${steps[place]?.rank ?? "?"}`,
     text,
   ]);
   return [
     events.length ? fold(`Events (${report.num_marks})`, pairs(events)) : null,
-    phases.length ? fold(`Phases (${report.phases.length})`, pairs(phases)) : null,
+    phases.length ? fold(`Phases (${report.num_phases})`, pairs(phases)) : null,
     ranks.length > 1 ? fold("Steps of each rank", pairs(ranks)) : null,
     words.host ? fold("The host", h("p", {}, words.host)) : null,
   ];

@@ -1,9 +1,9 @@
-// What is drawn on a chart of a run beside its lines: gaps, phases, events, limits.
+// What is drawn on a chart of a run beside its lines: gaps, halts, phases, events, limits.
 
 import type uPlot from "uplot";
 import { colours } from "./dom";
 import { drawRule } from "./overlays";
-import type { Gap, Mark, Phase } from "./report_data";
+import type { Gap, Halt, Mark, Phase } from "./report_data";
 
 export const FONT = "system-ui, sans-serif";
 
@@ -39,6 +39,36 @@ export function drawGaps(u: uPlot, gaps: Gap[]): void {
       u.ctx.fillRect(left, u.bbox.top, wide, u.bbox.height);
     }
   });
+}
+
+/** Where the command was halted: hatched, with the word where there is room. */
+export function drawHalts(u: uPlot, halts: Halt[]): void {
+  const { ctx, bbox } = u;
+  for (const { began_s, ended_s } of halts) {
+    within(u, 0, (px) => {
+      const left = Math.max(u.valToPos(began_s, "x", true), bbox.left);
+      const right = Math.min(u.valToPos(ended_s, "x", true), bbox.left + bbox.width);
+      const wide = Math.max(right - left, px);
+      if (right < bbox.left || left > bbox.left + bbox.width) return;
+      ctx.beginPath();
+      ctx.rect(left, bbox.top, wide, bbox.height);
+      ctx.clip();
+      ctx.strokeStyle = colours()("line");
+      ctx.lineWidth = 1.5 * px;
+      ctx.beginPath();
+      for (let x = left - bbox.height; x < left + wide; x += 8 * px) {
+        ctx.moveTo(x, bbox.top + bbox.height);
+        ctx.lineTo(x + bbox.height, bbox.top);
+      }
+      ctx.stroke();
+      ctx.font = `${12 * px}px ${FONT}`;
+      ctx.textBaseline = "middle";
+      ctx.textAlign = "center";
+      ctx.fillStyle = colours()("muted");
+      if (ctx.measureText("halted").width + 8 * px < wide)
+        ctx.fillText("halted", left + wide / 2, bbox.top + 12 * px);
+    });
+  }
 }
 
 /** Each phase as a stretch above the chart, with its name where there is room. */

@@ -23,6 +23,7 @@ const gpu = (more: Partial<LiveGpu> = {}): LiveGpu => ({
   uuid: "GPU-0",
   name: "A100",
   is_slice: false,
+  slice: null,
   is_free: true,
   problem: null,
   total_bytes: 80 * GIB,

@@ -10,6 +10,7 @@ from oomph.explaining.case import Case, Rule
 from oomph.explaining.ending import out_of_memory
 from oomph.explaining.figures import (
     gpu_figures,
+    halts_in,
     host_figures,
     is_phase,
     lasted_s,
@@ -24,6 +25,7 @@ from oomph.explaining.held_back import (
     perhaps_narrow,
     throttled,
 )
+from oomph.explaining.listing import longest, longest_of_each
 from oomph.explaining.underuse import (
     input_bound,
     input_bound_inferred,
@@ -63,6 +65,7 @@ def diagnose(run: Run) -> Report:
     if first.kind in ("no-out-of-memory", "not-ended") and not _seen_too_little(findings):
         findings += [found for found in [head_room(used)] if found]
     told = [event for event in run.events if not is_phase(event)]
+    all_phases = phases_of(run)
     return Report(
         run=run.id,
         command=run.command,
@@ -71,6 +74,7 @@ def diagnose(run: Run) -> Report:
         started_at=run.started_at,
         lasted_s=lasted_s(run),
         halted_s=lasted_s(run) - worked_s(run),
+        halts=longest(halts_in(run)),
         exit_code=run.ending.exit_code if run.ending else None,
         signal=run.ending.signal if run.ending else None,
         has_ended=run.ending is not None,
@@ -78,7 +82,8 @@ def diagnose(run: Run) -> Report:
         gpus=used or all_gpus,
         steps=steps,
         host_figures=host,
-        phases=phases_of(run),
+        phases=longest_of_each(all_phases, lambda phase: phase.name),
+        num_phases=len(all_phases),
         marks=tuple(
             Mark(at_s=event.at_s, kind=event.kind, text=event.text, gpu=event.gpu)
             for event in told[:_MOST_MARKS]

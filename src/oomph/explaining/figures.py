@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from oomph.explaining.gaps import Stretch, busy_figures, stretch_of
-from oomph.explaining.halts import Halt, halts_of, outside, shortened
 from oomph.explaining.weighing import Weighed, mean
+from oomph.records.halts import Halt, halted_s, halts_of, outside, shortened
 from oomph.records.report import (
     GpuFigures,
     HostFigures,
@@ -22,9 +22,6 @@ from oomph.records.report import (
 )
 from oomph.records.run import Event, GpuSpan, HostSpan, Peak, Run, StepSpan
 
-# Memory has no buffer in the driver: it is looked at five times a second.
-_LOOKS_APART_MS = 200
-
 
 def lasted_s(run: Run) -> float:
     """Until the command ended, or as long as something was seen of it."""
@@ -33,10 +30,10 @@ def lasted_s(run: Run) -> float:
 
 def worked_s(run: Run) -> float:
     """Without the time in which the command was halted."""
-    return max(lasted_s(run) - sum(ended_s - began_s for began_s, ended_s in _halts(run)), 0.0)
+    return max(lasted_s(run) - halted_s(halts_in(run)), 0.0)
 
 
-def _halts(run: Run) -> tuple[Halt, ...]:
+def halts_in(run: Run) -> tuple[Halt, ...]:
     return halts_of(run.events, lasted_s(run))
 
 
@@ -47,21 +44,21 @@ def is_phase(event: Event) -> bool:
 
 def phases_of(run: Run) -> tuple[Phase, ...]:
     """Each lasts until the next one of the same rank."""
-    end_s = lasted_s(run)
-    told = sorted((e for e in run.events if is_phase(e)), key=lambda event: event.at_s)
+    ends_s: dict[int | None, float] = {}  # by rank, when the next phase begins
     found = []
-    for place, event in enumerate(told):
-        later = (other.at_s for other in told[place + 1 :] if other.rank == event.rank)
-        ended_s = max(next(later, end_s), event.at_s)
+    told = sorted((event for event in run.events if is_phase(event)), key=lambda event: event.at_s)
+    for event in reversed(told):
+        ended_s = max(ends_s.get(event.rank, lasted_s(run)), event.at_s)
+        ends_s[event.rank] = event.at_s
         found.append(Phase(name=event.text, began_s=event.at_s, ended_s=ended_s, rank=event.rank))
-    return tuple(found)
+    return tuple(reversed(found))
 
 
 def gpu_figures(run: Run, gpu: int) -> GpuFigures:
     """All of the GPU at that place in `Run.gpus`."""
     watched = run.gpus[gpu]
     seen = sorted((s for s in run.gpu_spans if s.gpu == gpu), key=lambda span: span.began_s)
-    spans = outside(seen, _halts(run))
+    spans = outside(seen, halts_in(run))
     rank = _rank(run.peaks, gpu)
     phases = [phase for phase in phases_of(run) if phase.rank in (None, rank)]
     stretch = stretch_of(spans, phases, worked_s(run))
@@ -87,14 +84,14 @@ def gpu_figures(run: Run, gpu: int) -> GpuFigures:
 
 def step_figures(run: Run) -> tuple[StepFigures, ...]:
     """Of each rank that told its steps."""
-    halts = _halts(run)
+    halts = halts_in(run)
     spans = [shortened(span, halts) for span in run.step_spans if span.num_steps > 0]
     ranks = sorted({span.rank for span in spans})
     return tuple(_steps(rank, [s for s in spans if s.rank == rank]) for rank in ranks)
 
 
 def host_figures(run: Run) -> HostFigures:
-    spans = outside(run.host_spans, _halts(run))
+    spans = outside(run.host_spans, halts_in(run))
     return HostFigures(
         num_cpus=run.num_cpus,
         cpu_cores=mean(_weighed(spans, lambda span: span.cpu_cores)),
@@ -108,7 +105,7 @@ def host_figures(run: Run) -> HostFigures:
 
 
 def _memory(run: Run, gpu: int, spans: Sequence[GpuSpan]) -> MemoryFigures:
-    peak, misses = _peak(run.peaks, gpu, spans)
+    peak, misses = _peak(run.peaks, gpu, spans, run.gpus[gpu].looks_apart_s)
     return MemoryFigures(
         total_bytes=run.gpus[gpu].total_bytes,
         peak_bytes=peak.used_bytes if peak else None,
@@ -121,7 +118,7 @@ def _memory(run: Run, gpu: int, spans: Sequence[GpuSpan]) -> MemoryFigures:
 
 
 def _peak(
-    peaks: Sequence[Peak], gpu: int, spans: Sequence[GpuSpan]
+    peaks: Sequence[Peak], gpu: int, spans: Sequence[GpuSpan], looks_apart_s: float
 ) -> tuple[Peak | None, str | None]:
     """The best that is known, and what it cannot know."""
     for source in ("torch", "accounting"):
@@ -134,7 +131,7 @@ def _peak(
     seen = max(polled, key=lambda peak: peak.used_bytes, default=None) or _seen(gpu, spans)
     if seen is None:
         return None, None
-    return seen, f"a peak shorter than {_LOOKS_APART_MS} ms can have been missed"
+    return seen, f"a peak shorter than {looks_apart_s * 1000:.0f} ms can have been missed"
 
 
 def _seen(gpu: int, spans: Sequence[GpuSpan]) -> Peak | None:

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from oomph.explaining.listing import longest
 from oomph.explaining.weighing import mean, spread
 from oomph.records.report import BusyFigures, Gap, Phase
 from oomph.records.run import BusySource, GpuSpan
@@ -19,7 +20,6 @@ SHORTEST_GAP_S = 2.0
 # Gaps that are at least so far apart are phases of the run (checkpoints, evaluation); closer
 # ones belong to the way it trains.
 RARE_S = 30.0
-_MOST_LISTED = 200
 _TOGETHER_S = 1.0  # spans further apart than this have something unknown between them
 _SHORT_SPAN_S = 2.0  # in a longer one, one pause says little about its whole time
 
@@ -63,7 +63,7 @@ def busy_figures(stretch: Stretch, source: BusySource | None) -> BusyFigures | N
         num_samples=sum(max(1, int(lasted(span))) for span in stretch.known),
         pausing_ratio=_pausing(stretch.working),
         start_up_s=stretch.start_up_s,
-        gaps=_longest(stretch.gaps),
+        gaps=longest(stretch.gaps),
         num_gaps=len(stretch.gaps),
         gaps_s=sum(gap.lasted_s for gap in stretch.gaps),
         gaps_are_rare=stretch.gaps_are_rare,
@@ -78,12 +78,6 @@ def are_rare(gaps: Sequence[Gap], over_s: float) -> bool:
     (False, True)
     """
     return len(gaps) < 3 or over_s / len(gaps) >= RARE_S
-
-
-def _longest(gaps: Sequence[Gap]) -> tuple[Gap, ...]:
-    """Those that a report lists."""
-    longest = sorted(gaps, key=lambda gap: -gap.lasted_s)[:_MOST_LISTED]
-    return tuple(sorted(longest, key=lambda gap: gap.began_s))
 
 
 def is_idle(span: GpuSpan) -> bool:

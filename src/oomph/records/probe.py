@@ -16,6 +16,10 @@ class Probe:
     num_epochs: int | None = None
 
     @property
+    def is_of_all(self) -> bool:
+        return self.time_s is None and not self.counts
+
+    @property
     def counts(self) -> bool:
         """Does it need a script that tells its steps?"""
         return self.num_steps is not None or self.num_epochs is not None
@@ -27,10 +31,10 @@ class Probe:
             return f"{self.num_epochs} epoch{'s' if self.num_epochs > 1 else ''}"
         return format_duration(self.time_s or 0.0)
 
-    def is_seen(self, now_s: float, progress: Progress) -> bool:
-        """Is it enough?"""
+    def is_seen(self, worked_s: float, progress: Progress) -> bool:
+        """Is it enough? The time in which the command was halted does not count."""
         return (
-            (self.time_s is not None and now_s >= self.time_s)
+            (self.time_s is not None and worked_s >= self.time_s)
             or (self.num_steps is not None and progress.num_steps >= self.num_steps)
             or (self.num_epochs is not None and progress.num_epochs >= self.num_epochs)
         )

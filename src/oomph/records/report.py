@@ -12,6 +12,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from oomph.records.halts import Halt
 from oomph.records.run import BusySource, EventKind, PeakSource
 from oomph.units import format_duration
 
@@ -204,7 +205,8 @@ class Report:
     user: str | None
     started_at: float  # seconds since the epoch
     lasted_s: float
-    halted_s: float  # of it the command stood still, as by Ctrl-Z: GPU figures lack that time
+    halted_s: float  # of it the command stood still, as by Ctrl-Z: figures lack that time
+    halts: tuple[Halt, ...]  # by time; of more than 200 the longest
     exit_code: int | None
     signal: str | None
     has_ended: bool
@@ -212,7 +214,8 @@ class Report:
     gpus: tuple[GpuFigures, ...]  # those that the run used; all that were watched if it used none
     steps: tuple[StepFigures, ...]  # by rank
     host_figures: HostFigures
-    phases: tuple[Phase, ...]
+    phases: tuple[Phase, ...]  # by time; of more than 200 the longest of each name
+    num_phases: int  # in all
     marks: tuple[Mark, ...]
     num_marks: int  # in all: `marks` are the first of them
 

@@ -35,6 +35,10 @@ EventKind = Literal[
 ]
 
 
+# Memory has no buffer in the driver: it is looked at five times a second, unless a run says else.
+LOOKS_APART_S = 0.2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedGpu:
     """A GPU that was watched, as far as it does not change."""
@@ -47,6 +51,7 @@ class WatchedGpu:
     busy_source: BusySource | None
     is_used: bool  # by this run, at any time
     cuda_index: int | None = None  # among those that the run sees
+    looks_apart_s: float = LOOKS_APART_S  # at its memory: what is shorter can be missed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

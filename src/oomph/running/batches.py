@@ -54,8 +54,11 @@ class BatchSizes:
         self._last = None if num_batches is None else num_batches - 1
         self._num_alike = 0
 
-    def ask(self, number: int, batch: Any) -> None:
-        """The batch of that number. An object of the user's, of whatever kind: None if unknown."""
+    def ask(self, number: int, batch: Any) -> tuple[int | None, float]:
+        """The size of the batch of that number, None if unknown; and which one to ask next.
+
+        A batch is an object of the user's, of whatever kind.
+        """
         try:
             size = num_samples_in(batch)
         except Exception:  # noqa: BLE001 - its shape is code of the user's
@@ -65,6 +68,7 @@ class BatchSizes:
         self.ask_at = number + 1
         if self._num_alike >= _MANY_ALIKE and self._last is not None and number < self._last:
             self.ask_at = min(number + _ASKED_EVERY, self._last)
+        return size, self.ask_at
 
 
 def num_batches_in(loader: Any) -> int | None:

@@ -11,9 +11,9 @@ from oomph.running.batches import BatchSizes, num_batches_in
 Batch = TypeVar("Batch")
 
 # When the wait for a batch began and ended, its samples, and whether it is of a new step. A loop
-# only notes this each time; what it means is worked out once a second.
+# only notes this each time; what it means is worked out every few seconds.
 Fetched = tuple[float, float, int | None, bool]
-MOST_UNTOLD = 64
+MOST_UNTOLD = 128
 
 
 class Listener(Protocol):
@@ -48,22 +48,27 @@ class Steps(Generic[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         run, number, held, iterator = self._run, 0, list[Batch](), iter(self._loader)
         sizes = BatchSizes(num_batches_in(self._loader), self._num_samples)
-        accumulate = self._accumulate
+        # What most steps go through stands in this frame: each further object that they touched
+        # would have left the processor's caches since the step before.
+        clock, note, size, ask_at = time.monotonic, run.fetched.append, sizes.size, sizes.ask_at
+        accumulate, first_of_step, due, full_at = self._accumulate, 0, 0.0, 0
         run.is_in_steps = True
         try:
             while True:
-                began = time.monotonic()
+                began = clock()
                 try:
                     held.append(next(iterator))
                 except StopIteration:
                     break
-                ended = time.monotonic()
-                if run.is_on:
-                    if number >= sizes.ask_at:
-                        sizes.ask(number, held[0])
-                    run.fetched.append((began, ended, sizes.size, number % accumulate == 0))
-                    if ended >= run.due or len(run.fetched) >= MOST_UNTOLD:
-                        run.catch_up()
+                ended = clock()
+                if number >= ask_at:
+                    size, ask_at = sizes.ask(number, held[0])
+                is_new = number == first_of_step
+                if is_new:
+                    first_of_step += accumulate
+                note((began, ended, size, is_new))
+                if ended >= due or number >= full_at:
+                    due, full_at = self._catch_up(), number + MOST_UNTOLD
                 number += 1
                 yield held.pop()  # so that who deletes the batch in the loop frees its memory
             run.end_step(at=began)
@@ -71,6 +76,14 @@ class Steps(Generic[Batch]):
             run.is_in_steps = False
             run.drop_step()
         run.epoch()
+
+    def _catch_up(self) -> float:
+        """Tell what was noted, and forget what nobody is told; when to do so again."""
+        run = self._run
+        run.catch_up()
+        if not run.is_on:
+            run.fetched.clear()
+        return run.due
 
 
 class Waiting:

@@ -15,7 +15,16 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from oomph.records.run import Ending, Event, GpuSpan, HostSpan, Peak, StepSpan, WatchedGpu
+from oomph.records.run import (
+    LOOKS_APART_S,
+    Ending,
+    Event,
+    GpuSpan,
+    HostSpan,
+    Peak,
+    StepSpan,
+    WatchedGpu,
+)
 from oomph.records.stored import SCHEMA, from_jsonable
 
 Span = TypeVar("Span", GpuSpan, HostSpan, StepSpan)
@@ -153,6 +162,8 @@ def read_object(line: bytes) -> Any:
     (name, value) = next(iter(content.items()))
     if name not in _OBJECTS:
         raise ValueError(f"nothing is known of {name!r:.40}")
+    if name == "gpu" and isinstance(value, dict):
+        value = {"looks_apart_s": LOOKS_APART_S, **value}  # which older runs do not say
     record = from_jsonable(_OBJECTS[name], value)
     for field in dataclasses.fields(record):
         figure = getattr(record, field.name)

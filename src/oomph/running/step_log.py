@@ -88,17 +88,21 @@ class StepLog:
         self.steps([(ended, ended - began, data_wait_s, num_samples)])
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Several, at least one, in their order."""
-        ended = steps[-1][0]
+        """Several, in their order."""
+        lines = [self._line() for step in steps if self._fills(step)]
+        if lines:
+            self._write("".join(lines))
+
+    def _fills(self, step: Step) -> bool:
+        """Gather a step; is the span full with it?"""
+        ended, duration_s = step[:2]
         if not self._tally.num_steps:
-            first_ended, first_s = steps[0][:2]
-            self._first_began = first_ended - first_s
+            self._first_began = ended - duration_s
             self._due = self._first_began + self._length_s(ended) * _IS_FULL
-        self._tally.add(steps)
-        self._longest_s = max(self._longest_s, max(step[1] for step in steps))
+        self._tally.add((step,))
+        self._longest_s = max(self._longest_s, duration_s)
         self._last_ended = ended
-        if ended >= self._due:
-            self.flush()
+        return ended >= self._due
 
     def _length_s(self, now: float) -> float:
         age_s = now - self._began
@@ -119,9 +123,13 @@ class StepLog:
     def flush(self) -> None:
         """Write what was gathered."""
         if self._tally.num_steps:
-            line = object_line(self._span())
-            self._gather_anew()
-            self._write(line)
+            self._write(self._line())
+
+    def _line(self) -> str:
+        """Of what was gathered; then it is gathered anew."""
+        line = object_line(self._span())
+        self._gather_anew()
+        return line
 
     def _span(self) -> StepSpan:
         tally = self._tally

@@ -2,7 +2,7 @@
 
 The number of NVML calls is the cost on a real machine, and the making of their arguments the
 cost on this side: here each question has its arguments ready. The driver keeps samples of the
-kernel-active share in a buffer; they are fetched once a second and none is missed.
+kernel-active share in a buffer; they are fetched every few seconds and none is missed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Percents:
-    """Samples of kernel-active time, oldest first, and how much time they cover."""
+    """Samples of kernel-active time, oldest first, and how much time they cover.
 
-    values: list[int] = field(default_factory=list)
-    covered_s: float | None = None
+    Each with its time since the newest of the last fetch: the driver's clock is its own.
+    """
+
+    values: list[tuple[float, int]] = field(default_factory=list)
+    covered_s: float | None = None  # None: there was no fetch before
 
 
 class Looks:
@@ -117,7 +120,7 @@ class Looks:
         for stamp_us, value in zip(flat[::2], flat[1::2], strict=True):
             percent = value & 0xFFFFFFFF  # an unsigned int in a union of eight bytes
             if stamp_us > newest_us and percent <= 100:
-                values.append(percent)
+                values.append(((stamp_us - before_us) / 1e6, percent))
                 newest_us = stamp_us
         self._newest_us.value = newest_us
         return Percents(values, (newest_us - before_us) / 1e6 if before_us else None)

@@ -1,8 +1,9 @@
 """A steady clock: NVML -> GpuSpan, Event, as long as somebody watches.
 
-NVML is asked in a thread of its own, five times a second. A call that hangs, a GPU that is lost
-and a driver that is reloaded stop that thread at most, never whoever takes what it has found:
-`take` returns at once. When it happened and when it was over are events.
+NVML is asked in a thread of its own: five looks at the memory make a turn, at whose end all else
+is asked. A call that hangs, a GPU that is lost and a driver that is reloaded stop that thread at
+most, never whoever takes what it has found: `take` returns at once. When it happened and when it
+was over are events.
 
     sampler = Sampler()
     sampler.start()
@@ -14,15 +15,17 @@ and a driver that is reloaded stop that thread at most, never whoever takes what
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from oomph.errors import OomphError, Unreadable
 from oomph.records.machine import Device, Machine, Process
-from oomph.records.run import Event, EventKind, GpuSpan, Peak, WatchedGpu
+from oomph.records.run import LOOKS_APART_S, Event, EventKind, GpuSpan, Peak, WatchedGpu
+from oomph.sensing import cutting
 from oomph.sensing import nvml as session
 from oomph.sensing.accounting import accounted_peaks
 from oomph.sensing.gpm import dcgm_runs, open_gpm
@@ -34,8 +37,8 @@ from oomph.sensing.visible import GpuIdentity, Shown
 from oomph.sensing.watched import Identity, Watch
 from oomph.units import format_bytes
 
-SPAN_S = 1.0
-LOOKS_PER_SPAN = 5  # of memory
+LOOKS_PER_TURN = 5  # at the memory: usually a turn a second
+_NUM_EARLY = 5  # turns: who takes longer ones has a figure after a second, all the same
 RETRY_S = 5.0  # a lost GPU answers slowly, if at all: seldom enough not to matter
 HANGS_S = 2.0  # no answer for so long is worth telling: a slow call takes milliseconds
 _MOST_NEIGHBOURS = 100  # events of one run
@@ -65,7 +68,7 @@ class _Gpu:
 class Sampler:
     """Watches the GPUs that CUDA shows to this process, or all of them.
 
-    With `cuda_index` only that one, if there is one. `looks_per_span` is how often in a second.
+    With `cuda_index` only that one, if there is one. `look_s` is from one look to the next.
     Of a GPU that is cut into slices those are watched; with `watches_cut_gpus` also the whole of
     it, without its processes, which its slices have: a sum over all would count them twice.
     """
@@ -76,13 +79,14 @@ class Sampler:
         clock: Callable[[], float] | None = None,
         *,
         cuda_index: int | None = None,
-        looks_per_span: int = LOOKS_PER_SPAN,
+        look_s: float = LOOKS_APART_S,
         watches_cut_gpus: bool = False,
     ) -> None:
         self._which = which
         self._watches_cut_gpus = watches_cut_gpus
         self._cuda_index = cuda_index
-        self._looks_per_span = looks_per_span
+        self._look_s = look_s
+        self.turned = threading.Event()  # there is something to take; whoever takes it clears this
         started = time.monotonic()
         self.clock = clock or (lambda: time.monotonic() - started)
         self.problem: str | None = None  # why nothing can be watched
@@ -98,7 +102,10 @@ class Sampler:
         self._hangs_since_s: float | None = None
         self._num_neighbours = 0
         self._uses_gpm = False
-        self._stopping = threading.Event()
+        # Released to stop. A lock alone is waited for in C: an Event wakes a dozen objects more,
+        # none of which is in the processor's caches beside a training.
+        self._going_on = threading.Lock()
+        self._going_on.acquire()
         self._run_pids: frozenset[int] = frozenset()
         self._peaks: tuple[Peak, ...] = ()
         self._thread = threading.Thread(target=self._run, name="oomph-nvml", daemon=True)
@@ -133,7 +140,8 @@ class Sampler:
     def stop(self, run_pids: frozenset[int] = frozenset(), timeout_s: float = 2.0) -> None:
         """One last look, and accounting of these processes; NVML that hangs is left behind."""
         self._run_pids = run_pids
-        self._stopping.set()
+        if self._going_on.locked():
+            self._going_on.release()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
@@ -171,6 +179,7 @@ class Sampler:
             self._tell("warning", f"the GPUs are no longer watched: {told:.500}")
         finally:
             self.is_ready.set()
+            self.turned.set()
 
     def open(self) -> None:
         """Find out what there is to watch. The thread does it, as it does the next one."""
@@ -181,7 +190,8 @@ class Sampler:
             return
         for index, device in self._wanted(shown):
             cuda_index = index if self._which == "visible" else None
-            self._gpus.append(_unwatched(Identity(len(self._gpus), device, cuda_index)))
+            identity = Identity(len(self._gpus), device, cuda_index, self._look_s)
+            self._gpus.append(_unwatched(identity))
         if not self._gpus:
             self.problem = "CUDA_VISIBLE_DEVICES shows no GPU"
         self._uses_gpm = not dcgm_runs()
@@ -204,32 +214,42 @@ class Sampler:
         return visible.shown
 
     def _watch(self) -> None:
-        number, next_s = 0, self.clock()
+        next_s, turns = self.clock(), self._turns()
         while True:
             self._asking_since_s = self.clock()
-            self.look(is_last_of_span=number % self._looks_per_span == 0 and number > 0)
+            self.look(ends_turn=next(turns))
             self._asking_since_s = None
             self._note_the_end_of_a_hang()
-            number += 1
             # After a hang it goes on from now: what was missed is not made up for.
-            next_s = max(next_s + SPAN_S / self._looks_per_span, self.clock())
-            if self._stopping.wait(max(0.0, next_s - self.clock())):
+            now_s = self.clock()
+            next_s = max(next_s + self._look_s, now_s)
+            if self._going_on.acquire(timeout=next_s - now_s):
                 break
-        self.look(is_last_of_span=True)
+        self.look(ends_turn=True)
         with contextlib.suppress(Unreadable):  # a driver that is away at the end keeps no accounts
             self._peaks = with_nvml(self._account)
 
-    def look(self, *, is_last_of_span: bool) -> None:
+    def _turns(self) -> Iterator[bool]:
+        """Of each look, whether a turn ends with it."""
+        yield False
+        per_second = max(round(cutting.PART_S / self._look_s), 1)
+        for number in itertools.count():
+            num_looks = per_second if number < _NUM_EARLY else LOOKS_PER_TURN
+            yield from (look == num_looks for look in range(1, num_looks + 1))
+
+    def look(self, *, ends_turn: bool) -> None:
         """Ask every GPU once."""
         now_s = self.clock()
         if self._driver_away and now_s < self._reopen_s:
             return
         try:
-            with_nvml(lambda nvml: self._look_with(nvml, now_s, is_last_of_span))
+            with_nvml(lambda nvml: self._look_with(nvml, now_s, ends_turn))
         except Unreadable as error:
             self._lose_driver(error.in_one_line(), now_s)
+        if ends_turn:
+            self.turned.set()
 
-    def _look_with(self, nvml: Nvml, now_s: float, is_last_of_span: bool) -> None:
+    def _look_with(self, nvml: Nvml, now_s: float, ends_turn: bool) -> None:
         for gpu in self._gpus:
             watch = gpu.watch or self._try_again(nvml, gpu, now_s)
             if watch is None:
@@ -239,16 +259,16 @@ class Sampler:
                 self._lose(gpu, refusal, now_s)
                 if refusal.is_of_all:
                     return
-            elif is_last_of_span:
-                self._end_span(gpu, watch)
+            elif ends_turn:
+                self._end_turn(gpu, watch)
         if self._driver_away and any(gpu.watch for gpu in self._gpus):
             self._driver_away = None
             self._tell("back", "the driver answers again", at_s=now_s)
 
-    def _end_span(self, gpu: _Gpu, watch: Watch) -> None:
-        span = watch.span(self.clock())
+    def _end_turn(self, gpu: _Gpu, watch: Watch) -> None:
+        spans = watch.spans(self.clock())
         with self._lock:
-            self._spans.append(span)
+            self._spans += spans
         if watch.is_used:
             self._announce(gpu, watch)
 
@@ -299,6 +319,8 @@ class Sampler:
             self._tell("lost", why, at_s=now_s)
 
     def _note_the_end_of_a_hang(self) -> None:
+        if self._hangs_since_s is None:
+            return
         with self._lock:
             since_s, self._hangs_since_s = self._hangs_since_s, None
         if since_s is not None:
@@ -338,6 +360,7 @@ def _unwatched(identity: Identity) -> _Gpu:
         busy_source=None,
         is_used=False,
         cuda_index=identity.cuda_index,
+        looks_apart_s=identity.looks_apart_s,
     )
     return _Gpu(identity, watched)
 

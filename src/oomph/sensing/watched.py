@@ -1,9 +1,9 @@
-"""One GPU -> a GpuSpan each second, in at most ten NVML calls.
+"""One GPU -> a GpuSpan for each second, in at most ten NVML calls a turn.
 
-Memory is looked at five times a second: it is the one figure that the driver keeps no buffer
-of, so a shorter peak can be missed. Samples of kernel-active time, counters and the list of
-computing processes are fetched each second; the rest takes turns and stands for the seconds
-between. A driver without the buffer is polled instead, at five more calls a second.
+A turn is five looks at the memory: it is the one figure that the driver keeps no buffer of, so a
+shorter peak can be missed. Samples of kernel-active time, counters and the list of computing
+processes are fetched each turn; the rest takes turns and stands for those between. A driver
+without the buffer is polled instead, at five more calls a turn.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from oomph.records.machine import Device
 from oomph.records.run import BusySource, GpuSpan, WatchedGpu
+from oomph.sensing.cutting import Part, Seen, cut, share, whole
 from oomph.sensing.gpm import Gpm
 from oomph.sensing.gpus import read_power_w, read_temperature_c
-from oomph.sensing.looks import Looks, Percents
+from oomph.sensing.looks import Looks
 from oomph.sensing.nvml import Refusal
 from oomph.sensing.occupancy import settle_memory, sum_bytes
 from oomph.sensing.occupants import Occupants
@@ -28,6 +29,7 @@ from oomph.units import MIB
 # taken for this run's: an idle driver's figure moves by less.
 _GREW_BYTES = 64 * MIB
 _MOST_LAG_S = 0.5  # three of the driver's sample periods
+_LONG_TURN_S = 3.0  # after so long, what takes turns is asked for twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Identity:
     place: int  # in Run.gpus
     shown: Shown
     cuda_index: int | None
+    looks_apart_s: float
 
     @property
     def index(self) -> int:
@@ -90,11 +93,10 @@ class Watch:
 
     def _begin(self, now_s: float) -> None:
         self._began_s = now_s
-        self._num_looks = self._sum_bytes = 0
-        self._most_bytes: int | None = None
-        self._percents: list[int] = []
+        self._seen: list[Seen] = []  # bytes
+        self._percents: list[Seen] = []
 
-    # ---- five times a second
+    # ---- five times a turn
 
     def look(self) -> Refusal | None:
         """How full it is. A Refusal that is not for good means that the GPU is lost."""
@@ -102,35 +104,53 @@ class Watch:
         if isinstance(used, Refusal):
             return None if used.is_for_good else used
         if used is not None:
-            self._add(used)
+            if self._first_used_bytes is None:
+                self._first_used_bytes = used
+            self._seen.append((self._clock(), used))
         if not self._looks.has_samples and not self.is_slice:
             percent = self._looks.busy_percent_now()
             if percent is not None:
-                self._percents.append(percent)
+                self._percents.append((self._clock(), percent))
         return None
 
-    def _add(self, used_bytes: int) -> None:
-        if self._first_used_bytes is None:
-            self._first_used_bytes = used_bytes
-        self._num_looks += 1
-        self._sum_bytes += used_bytes
-        self._most_bytes = max(self._most_bytes or 0, used_bytes)
+    # ---- each turn
 
-    # ---- each second
-
-    def span(self, now_s: float) -> GpuSpan:
-        """What was seen since the last span."""
-        self._take_turn()
+    def spans(self, now_s: float) -> list[GpuSpan]:
+        """What was seen since the last turn, by the second."""
+        self._ask_in_turn()
+        if now_s - self._began_s > _LONG_TURN_S:
+            self._ask_in_turn()
         self._list_processes()
         power_w, received_bytes = self._count()
-        shares, busy = self.occupants.shares, self._fetch_percents()
-        percents, ended_s = busy.values, self._end(busy.covered_s, now_s)
-        span = GpuSpan(
+        parts = self._parts(now_s)
+        spans = [
+            self._span(part, power_w, share(received_bytes, place, len(parts)))
+            for place, part in enumerate(parts)
+        ]
+        self.last = spans[-1]
+        self._note_use(self.last)
+        self._begin(self.last.ended_s)
+        return spans
+
+    def _parts(self, now_s: float) -> list[Part]:
+        began_s = self._began_s
+        if not self._looks.has_samples or self.is_slice:
+            return cut(began_s, now_s, self._seen, self._percents)
+        busy = self._looks.busy_percents()
+        ended_s = self._end(busy.covered_s, now_s)
+        if ended_s is None:
+            return [whole(began_s, now_s, self._seen, busy.values)]
+        percents = [(began_s + after_s, percent) for after_s, percent in busy.values]
+        return cut(began_s, ended_s, self._seen, percents)
+
+    def _span(self, part: Part, power_w: float | None, received_bytes: int | None) -> GpuSpan:
+        shares, percents, used = self.occupants.shares, part.percents, part.used_bytes
+        return GpuSpan(
             gpu=self.identity.place,
-            began_s=self._began_s,
-            ended_s=ended_s,
-            used_bytes=self._sum_bytes // self._num_looks if self._num_looks else self._unified(),
-            most_used_bytes=self._most_bytes if self._num_looks else self._unified(),
+            began_s=part.began_s,
+            ended_s=part.ended_s,
+            used_bytes=sum(used) // len(used) if used else self._unified(),
+            most_used_bytes=max(used) if used else self._unified(),
             run_bytes=shares.run_bytes,
             others_bytes=shares.others_bytes,
             num_others=shares.num_others,
@@ -145,21 +165,17 @@ class Watch:
             memory_active_ratio=self._dram_ratio,
             received_bytes=received_bytes,
         )
-        self.last = span
-        self._note_use(span)
-        self._begin(ended_s)
-        return span
 
-    def _end(self, covered_s: float | None, now_s: float) -> float:
-        """Where the driver's samples end: a span is as long as they cover, so none counts twice.
+    def _end(self, covered_s: float | None, now_s: float) -> float | None:
+        """Where the driver's samples end: a turn is as long as they cover, so none counts twice.
 
         The driver's newest sample is up to a period old; further away its clock is not trusted.
         """
         ended_s = self._began_s + (covered_s or 0.0)
-        return ended_s if covered_s and abs(now_s - ended_s) <= _MOST_LAG_S else now_s
+        return ended_s if covered_s and abs(now_s - ended_s) <= _MOST_LAG_S else None
 
-    def _take_turn(self) -> None:
-        """Two more questions: what changes slowly is asked every second or fourth second."""
+    def _ask_in_turn(self) -> None:
+        """Two more questions: what changes slowly is asked every second or fourth turn."""
         turn = self._turn
         self._turn = (turn + 1) % 4
         if turn % 2 and self._gpm is not None:
@@ -190,11 +206,6 @@ class Watch:
         computing = {process.pid for process in compute}
         drawing = (process for process in self._graphics if process.pid not in computing)
         self.occupants.update((*compute, *drawing))
-
-    def _fetch_percents(self) -> Percents:
-        if not self._looks.has_samples or self.is_slice:
-            return Percents(self._percents)
-        return self._looks.busy_percents()
 
     def _count(self) -> tuple[float | None, int | None]:
         """Mean power by the energy counter, else of this moment; bytes received."""
@@ -236,6 +247,7 @@ class Watch:
             busy_source=self.busy_source,
             is_used=self.is_used,
             cuda_index=self.identity.cuda_index,
+            looks_apart_s=self.identity.looks_apart_s,
         )
 
     def device(self) -> Device:

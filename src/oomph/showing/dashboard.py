@@ -56,6 +56,7 @@ def _gpu(seen: SeenGpu, jobs: Mapping[int, Job], shows_commands: bool) -> dict[s
         "uuid": device.uuid,
         "name": device.name,
         "is_slice": device.is_slice,
+        "slice": device.index if device.is_slice else None,  # its number on its GPU
         "is_free": device.is_free if span else None,
         "problem": device.problem if span or device.problem else "it does not answer",
         "total_bytes": watched.total_bytes,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from oomph.records.halts import halts_of, pieces, shortened
 from oomph.records.run import GpuSpan, HostSpan, Run, StepSpan
 
 MOST_POINTS = 2000
@@ -81,7 +82,7 @@ def cpu_of(run: Run) -> list[Point]:
 
 
 def steps_of(run: Run, rank: int) -> list[Point]:
-    """Seconds of a step."""
+    """Seconds of a step, without those in which it was halted."""
     return [_point(s, s.step_s, s.step_s, s.longest_step_s) for s in _steps(run, rank)]
 
 
@@ -125,8 +126,10 @@ def _in_columns(
 
 
 def _steps(run: Run, rank: int) -> list[StepSpan]:
+    halts = halts_of(run.events, run.last_seen_s)
     own = (span for span in run.step_spans if span.rank == rank and span.num_steps > 0)
-    return sorted(own, key=lambda span: span.began_s)
+    worked = (piece for span in own for piece in pieces(shortened(span, halts), halts))
+    return sorted(worked, key=lambda span: span.began_s)
 
 
 def _point(

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 Batch = TypeVar("Batch")
 
-_TOLD_S = 1.0  # how late the run hears of a step
 _PEAKS_S = 5.0  # how often torch is asked: it makes a dict of all its counters each time
 
 
@@ -210,7 +209,7 @@ class Watching(Harmless):
 
     def _settle(self, now: float) -> None:
         """Tell what has ended: not at each step, for that costs more than to take part of it."""
-        self.due = now + _TOLD_S
+        self.due = now + self._run.told_s
         self._take_fetched()
         if self._ended:
             self._tally.add(self._ended)

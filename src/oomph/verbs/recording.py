@@ -1,4 +1,4 @@
-"""A running command, or this process -> its diary: what GPUs and processes do, once a second.
+"""A running command, or this process -> its diary: what GPUs and processes do, by the second.
 
 In a thread of its own, beside the one that asks NVML: neither a driver nor a disk that hangs can
 keep a signal from the command. A fault here ends the watching, never the command.
@@ -23,13 +23,17 @@ if TYPE_CHECKING:
     from oomph.sensing.sampling import Sampler
 
 _PERIOD_S = 1.0
+_LONGEST_PERIOD_S = 6.0  # of who waits for the sampler, which may hang or have nothing to sample
 _MOST_RECENT = 1024
 _LAST_WORDS_S = 5.0  # how long the end of the command waits for a disk or a driver that hangs
 _SILENT_S = 60.0  # a script that tells its steps has told some by then, or is told of
 
 
 class Recorder:
-    """Watches the processes under `pid` (None: no processes) and the GPUs, until `finish`."""
+    """Watches the processes under `pid` (None: no processes) and the GPUs, until `finish`.
+
+    It writes each second; with a sampler of the caller's, when that has taken a turn.
+    """
 
     def __init__(
         self,
@@ -50,13 +54,15 @@ class Recorder:
         self._diary = diary
         self._probe = probe
         self._tree = None if pid is None else ProcessTree(pid, token, clock())
-        self._processes_s = self._next_processes_s = processes_s  # how often they are looked at
+        self._processes_s, self._next_processes_s = processes_s, 0.0  # how often they are seen
         self._kills_before = read_oom_kills()
+        self._follows_sampler = sampler is not None
         self.sampler = sampler or Sampler(clock=clock)
         self.stopping = Stopping(tuple if self._tree is None else self._tree.pids)
         self.recent: tuple[GpuSpan, ...] = ()  # replaced, never changed: any thread may read it
         self._warned: set[str] = set()
         self._noted: deque[Event] = deque()  # by another thread, and not written yet
+        self._halts: list[Event] = []  # and what ended them
         self._ended: Ended | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="oomph-diary", daemon=True)
@@ -73,16 +79,25 @@ class Recorder:
         """The command has ended: write how, and close the diary. False: the disk hangs."""
         self._ended = ended
         self._over.set()
+        self.sampler.turned.set()
         self._thread.join(_LAST_WORDS_S)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
-            while not self._over.wait(_PERIOD_S):
+            while not self._wait():
                 self._record()
             self._write_ending()
         except Exception as error:  # noqa: BLE001 - the command goes on, whatever is wrong here
             self._warn(f"the run is no longer watched ({type(error).__name__}: {error})")
+
+    def _wait(self) -> bool:
+        """Until there is something to write; True: it is the last."""
+        if not self._follows_sampler:
+            return self._over.wait(_PERIOD_S)
+        self.sampler.turned.wait(_LONGEST_PERIOD_S)
+        self.sampler.turned.clear()
+        return self._over.is_set()
 
     def _record(self) -> None:
         now_s, taken = self._clock(), self.sampler.take()
@@ -92,6 +107,7 @@ class Recorder:
         self._diary.add_gpus(self.sampler.gpus())
         self._diary.add_spans(taken.spans, self._host_spans(now_s))
         noted = [self._noted.popleft() for _ in range(len(self._noted))]
+        self._halts += (event for event in noted if event.kind in ("halted", "resumed"))
         for event in (*taken.events, *noted):
             self._diary.add(event)
         if not self._diary.flush():
@@ -106,18 +122,20 @@ class Recorder:
         return [self._tree.look(now_s)]
 
     def _probe_it(self, now_s: float) -> None:
+        if self.stopping.is_wanted or self._probe.is_of_all:
+            return
+        from oomph.records.halts import halted_s, halts_of
         from oomph.records.probe import Progress
         from oomph.running.diary_reader import step_files
         from oomph.running.probing import read_progress
 
-        if self.stopping.is_wanted:
-            return
+        worked_s = now_s - halted_s(halts_of(self._halts, now_s))
         progress = Progress()
         if self._probe.counts:
             progress = read_progress(step_files(self._diary.directory))
-            if not progress.is_told and (now_s > _SILENT_S or self._over.is_set()):
+            if not progress.is_told and (worked_s > _SILENT_S or self._over.is_set()):
                 self._warn(f"the script told no step, so nobody could count {self._wanted()}")
-        if self._probe.is_seen(now_s, progress) and not self._over.is_set():
+        if self._probe.is_seen(worked_s, progress) and not self._over.is_set():
             self._diary.add(self._event("stopped", f"after {self._wanted()}, as asked"))
             self.stopping.want()
 

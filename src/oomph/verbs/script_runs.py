@@ -1,8 +1,10 @@
 """The run that a script tells its steps to: that of `oomph watch`, or one of its own.
 
 Under `oomph watch` the directory is there, and GPUs are watched from outside. Alone, a daemon
-thread looks at this process's GPU once a second: no CUDA call, no synchronisation. Of the ranks
-that a launcher starts on a machine, the first keeps the run, the others each a part of it.
+thread looks at the memory of this process's GPU once a second and fetches what the driver has
+gathered every five: no CUDA call, no synchronisation. Each time it wakes beside a training, its
+code has left the processor's caches: to do five times as much at once costs little more. Of the
+ranks that a launcher starts on a machine, the first keeps the run, the others each a part of it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 # A list of all processes takes some milliseconds on a busy machine, of the CPU that trains.
 _PROCESSES_S = 10.0
+_LOOK_S = 1.0  # torch knows the exact peak: no need to look for it
 _NONE_AT_WORK = "none was seen at work yet"
 
 
@@ -65,6 +68,8 @@ def _torch_rank() -> int:
 class JoinedRun:
     """Inside `oomph watch`: it looks at the GPUs, this only reads what it wrote."""
 
+    told_s = 1.0  # how late it hears of a step, which it may count
+
     def __init__(self, log: StepLog, directory: Path) -> None:
         self.log, self.directory = log, directory
 
@@ -90,6 +95,8 @@ class JoinedRun:
 class OwnRun:
     """Without `oomph watch`: a run directory, and a thread that looks."""
 
+    told_s = 5.0  # as late as of the GPU
+
     def __init__(self, ranks: Ranks, num_before: int) -> None:
         from oomph.records.probe import Probe
         from oomph.running.diary import Diary
@@ -107,7 +114,7 @@ class OwnRun:
         sampler = Sampler(
             clock=clock,
             cuda_index=ranks.local_rank if is_one_of_many else None,
-            looks_per_span=1,  # torch knows the exact peak: no need to look for it
+            look_s=_LOOK_S,
         )
         self._recorder = Recorder(pid, None, diary, clock, Probe(), sampler, _PROCESSES_S)
         self._recorder.start()
