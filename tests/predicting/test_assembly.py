@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomph.predicting.assembly import Card, assemble
-from oomph.predicting.overhead import Interval
+from oomph.predicting.assembly import Card, assemble, doubt_on, room_for_figures
+from oomph.predicting.overhead import NOTHING, Interval
 from oomph.predicting.speed import StepTime
 from oomph.records.prediction import Prediction
 from oomph.records.trace import Convolution, Phase, Trace
@@ -189,3 +189,30 @@ def test_all_gpus_together_make_the_samples_of_a_second() -> None:
     )
     four = Variant(micro_batch=2, accumulation=3, num_gpus=4, sharding="fsdp")
     assert assemble(trace, four, card(16 * GIB), time=time).samples_per_s == 48
+
+
+EMULATED = Card(
+    name="emulated", usable=Interval(*[2 * GIB] * 3, "as given"), context=NOTHING, is_emulated=True
+)
+
+
+def test_the_emulated_gpu_has_a_narrow_bar_and_no_workspaces() -> None:
+    found = assemble(convolved(), VARIANT, EMULATED)
+    assert found.high_bytes - found.device_bytes == int(0.01 * found.reserved_bytes)
+    assert [unknown.what for unknown in found.unknowns] == [
+        "what the CPU's kernels keep for backward unlike CUDA's"
+    ]
+
+
+def test_recurrent_layers_on_the_emulated_gpu_are_doubted() -> None:
+    real = replace(EMULATED, is_emulated=False)
+    assert doubt_on(EMULATED, ["mm", "_cudnn_rnn"]) is not None
+    assert doubt_on(EMULATED, ["mm"]) is None
+    assert doubt_on(real, ["_cudnn_rnn"]) is None
+
+
+def test_a_figure_that_fits_into_its_room_fits_at_the_worst() -> None:
+    outside = Interval(100 * MIB, 200 * MIB, 300 * MIB, "published")
+    worst, best = room_for_figures(VARIANT, card(GIB), outside)
+    assert worst * 1.05 + 40 * MIB == pytest.approx(GIB - 300 * MIB)
+    assert best * 0.9 - 40 * MIB == pytest.approx(GIB - 100 * MIB)

@@ -8,7 +8,7 @@ with every rule for workspaces.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from oomph.predicting.allocator_settings import AllocatorSettings
@@ -39,6 +39,7 @@ _UNSEEN_BYTES = 40 * MIB
 # The emulated GPU has the CPU's kernels, of which some keep other tensors for backward than CUDA's:
 # benchmarks/jobs.py's models are within 0.02 %. Judgement, for those that are not among them.
 _UNSEEN_RATIO_OF_EMULATED = 0.01
+_RECURRENT = "_cudnn_rnn"  # of which the CPU's kernels keep half as much again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ def assemble(
         time=time,
         step_from=step_from,
         notes=(*trace.notes, *notes),
-        doubt=trace.doubt,
+        doubt=trace.doubt or doubt_on(card, (op.name for op in trace.ops)),
     )
 
 
@@ -93,6 +94,13 @@ def weights_on(card: Card, trace: Trace, settings: AllocatorSettings) -> Weights
     if card.is_emulated:
         trace = replace(trace, convolutions=())
     return weights_of(trace, settings, has_fast_tf32=card.has_fast_tf32)
+
+
+def doubt_on(card: Card, op_names: Iterable[str]) -> str | None:
+    """Why a rehearsal with CUDA's kernels does not speak for a card."""
+    if not card.is_emulated or _RECURRENT not in op_names:
+        return None
+    return "the emulated GPU's recurrent layers are the CPU's, which keep more than cuDNN's"
 
 
 def assemble_weights(

@@ -126,7 +126,7 @@ class Figures:
 
     def predicted(self, variant: Variant, *, is_exact: bool) -> Prediction:
         """By a rehearsal of the very variant, or by what was rehearsed of its parts."""
-        from oomph.predicting.assembly import assemble_weights, bus_bytes
+        from oomph.predicting.assembly import assemble_weights, bus_bytes, doubt_on
         from oomph.verbs.step_times import step_time
 
         weights, work, host_bytes = self._weights(variant, is_exact=is_exact)
@@ -138,7 +138,7 @@ class Figures:
             bus_bytes=bus_bytes(work, variant.accumulation),
             time=step_time(work, variant, self._ready.model),
             notes=(*self.rehearsed.notes, *self._ready.notes),
-            doubt=self.rehearsed.doubt,
+            doubt=self.rehearsed.doubt or doubt_on(self.card, (op.name for op in work.kernels)),
         )
         if is_exact:
             self._learn_bar(found)

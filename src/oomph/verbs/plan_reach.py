@@ -22,7 +22,7 @@ def reach_of(plan: Plan, figures: Figures) -> Reach | None:
     from oomph.records.plan import Reach
 
     several = replace(plan.variant, micro_batch=max(plan.micro_batch, 2))  # one is no line
-    if figures.lines.points or not figures.lines.knows(several):
+    if figures.lines.points or not figures.lines.knows(several) or plan.prediction.doubt:
         return None
     ways = figures.lines.of(several)
     worst, best = _rooms(plan, figures, ways)
