@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomph.predicting.assembly import Card, assemble, doubt_on, room_for_figures
-from oomph.predicting.overhead import NOTHING, Interval
+from oomph.predicting.overhead import NOTHING, Interval, exactly
 from oomph.predicting.speed import StepTime
 from oomph.records.prediction import Prediction
 from oomph.records.trace import Convolution, Phase, Trace
@@ -192,7 +192,7 @@ def test_all_gpus_together_make_the_samples_of_a_second() -> None:
 
 
 EMULATED = Card(
-    name="emulated", usable=Interval(*[2 * GIB] * 3, "as given"), context=NOTHING, is_emulated=True
+    name="emulated", usable=exactly(2 * GIB, "as given"), context=NOTHING, is_emulated=True
 )
 
 
