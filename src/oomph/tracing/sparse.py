@@ -17,7 +17,12 @@ _META = torch.device("meta")
 _assemble = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default
 _clone_dense = torch.ops.aten.clone.default
 _empty = torch.ops.aten.empty.memory_format
+_write_data = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
 _INDEX_BYTES = 8  # of int64
+GROWS = (
+    "sparse gradients grow with every micro-step, and a momentum of them with every step:"
+    " only two are counted"
+)
 ROWS = "rows of sparse gradients are taken as the most there can be: as if no token came twice"
 
 
@@ -99,6 +104,37 @@ def _sparse_mask(recorder: Any, behaviour: Any, _: Any, args: Any, __: Any) -> A
     for number in reversed(taken):
         recorder.free(number)
     return out._coalesced_(mask.is_coalesced())
+
+
+def change(recorder: Any, behaviour: Any, function: Any, args: Any, kwargs: Any) -> None:
+    """Change a sparse tensor in place, which may be another storage.
+
+    What is added is appended, equal places or not: SparseCUDATensorMath.cu, add_out_sparse_cuda.
+    """
+    tensor = args[0]
+    if not is_pretended(tensor):
+        function(*args, **kwargs)
+        recorder.track(tensor, behaviour.label)
+        return
+    recorder.note_work(behaviour, args, kwargs, ())
+    other = args[1] if len(args) > 1 else None
+    if behaviour.name == "zero_":
+        _set_entries(recorder, behaviour, tensor, 0)
+    elif behaviour.name == "add_" and isinstance(other, torch.Tensor) and other.is_sparse:
+        recorder.notes.add(GROWS)
+        _set_entries(recorder, behaviour, tensor, tensor._nnz() + other._nnz())
+        if tensor._nnz() > tensor.numel():
+            fewer = _coalesce(recorder, behaviour, function, args, kwargs)
+            _write_data(tensor, _with(tensor, fewer._indices(), fewer._values()))
+
+
+def _set_entries(recorder: Any, behaviour: Any, tensor: Any, num_entries: int) -> None:
+    values = tensor._values()
+    indices = _empty([tensor.sparse_dim(), num_entries], dtype=torch.int64, device=_META)
+    values = _empty([num_entries, *values.shape[1:]], dtype=values.dtype, device=_META)
+    changed = _with(tensor, indices, values)
+    recorder.track(changed, behaviour.label)
+    _write_data(tensor, changed)
 
 
 RULES = {"clone": _clone, "_coalesce": _coalesce, "sparse_mask": _sparse_mask}

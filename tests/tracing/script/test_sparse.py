@@ -13,9 +13,11 @@ from torch import nn
 from oomph.errors import UserCodeError
 from oomph.predicting.timeline import find_peak
 from oomph.records.workload import Variant, Workload
-from oomph.tracing.sparse import ROWS
+from oomph.tracing.sparse import GROWS, ROWS
+from tracing import real_run
 from tracing.rehearsals import mistakes
 from tracing.script.rehearsed import rehearsed, second_step, trained
+from tracing.zoo import TORCH_MODELS
 
 _HEAD = """
 import torch, torch.nn as nn, torch.nn.functional as F
@@ -145,3 +147,37 @@ head(model(torch.arange(8)).cuda()[None]).mean().backward()
         rehearsed(tmp_path, _HEAD + on_host)
     assert "train.py:14" in str(caught.value)
     assert "sparse=False" in str(caught.value)
+
+
+_ADDED_UP = """
+model = Words(NUM_ROWS).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sizes = []
+for _ in range(3):
+    optimizer.zero_grad(set_to_none=False)
+    for _ in range(2):
+        model(torch.randint(3, (NUM_TOKENS,)).cuda()).backward()
+        sizes.append(model.words.weight.grad._nnz())
+    assert sizes[-2:] == ROWS, sizes
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("num_rows", "rows"), [(1000, [64, 128]), (3, [64, 3])])
+def test_gradients_that_are_added_up_grow_until_they_are_more_than_the_table(
+    tmp_path: Path, num_rows: int, rows: list[int]
+) -> None:
+    text = _HEAD + _ADDED_UP.replace("NUM_ROWS", str(num_rows)).replace("ROWS", str(rows))
+    trace, seen = rehearsed(tmp_path, text)
+    assert (seen.num_optimizer_steps, seen.accumulation) == (2, 2)
+    assert mistakes(trace) == []
+    assert GROWS in trace.notes
+
+
+def test_they_grow_as_on_the_host() -> None:
+    """There equal places may be put together, but not in the first addition."""
+    kind = TORCH_MODELS["sparse table"]
+    real, without_memory = (
+        real_run.train(kind, device, accumulation=2) for device in ("cpu", "meta")
+    )
+    assert sorted(real.sizes) == sorted(without_memory.sizes)
