@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from oomph.errors import OomphError
 from oomph.records.script import Overrides, PretendedGpu, Script
 from oomph.tracing.script.answers import heard, question
 from oomph.verbs.kept_scripts import KeptScript
@@ -189,7 +190,16 @@ def test_another_gpu_of_its_kind_is_another_question_if_the_script_asks_which(
 
 
 @pytest.mark.parametrize(
-    "ask", ["os.system('uname')", "import subprocess as s; s.run('true')", "raise SystemExit(1)"]
+    "ask",
+    [
+        "os.system('uname')",
+        "import subprocess as s; s.run('true')",
+        "raise SystemExit(1)",
+        "raise ValueError('of whatever')",
+        "open('missing.bin')",
+        "torch.load('missing.pt')",
+        "import missing_package",
+    ],
 )
 def test_what_may_be_another_next_time_is_not_kept(ask: str, project: Path) -> None:
     (project / "train.py").write_text(TRAIN.replace("ASK", ask))
@@ -198,6 +208,51 @@ def test_what_may_be_another_next_time_is_not_kept(ask: str, project: Path) -> N
     asked.ask()
     asked.ask()
     assert asked.num_rehearsed == 2
+
+
+REFUSED = {
+    "an op fails": ("torch.ones(3, 4).cuda() @ torch.ones(5, 6).cuda()", "train.py:9"),
+    "it cannot be rehearsed": ("torch.cuda.CUDAGraph()", "cannot be rehearsed"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_failure_is_kept_as_long_as_nothing_changes(name: str, project: Path) -> None:
+    ask, told = REFUSED[name]
+    (project / "train.py").write_text(TRAIN.replace("ASK", ask))
+    _wait_for_the_clock()
+    asked = Asked(project)
+    first, second = _told(asked.ask()), _told(asked.ask())
+    assert asked.num_rehearsed == 1
+    assert told in first
+    assert second.startswith(first)  # with a way to ask anew
+    assert ("--fresh" in first, "--fresh" in second) == (False, True)
+    assert _told(asked.ask(is_fresh=True)) == first
+    assert asked.num_rehearsed == 2
+    (project / "rows.txt").write_text("6")
+    asked.ask()
+    assert asked.num_rehearsed == 3
+
+
+def _told(answer: bytes) -> str:
+    with pytest.raises(OomphError) as caught:
+        heard(answer)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"[]",
+        b'{"error": 1, "touched": "{}"}',
+        b'{"kind": "UserCodeError", "error": {"what": "x"}, "touched": null}',
+    ],
+)
+def test_what_is_no_answer_is_not_kept(answer: bytes, project: Path) -> None:
+    script = Script(path="train.py", directory=str(project))
+    kept = KeptScript(script, V100, lambda _: answer, is_fresh=False)
+    assert kept.ask(AS_IT_IS) == answer
+    assert not (project.parent / "cache" / "oomph" / "scripts").exists()
 
 
 def test_what_changes_meanwhile_is_not_kept(project: Path) -> None:

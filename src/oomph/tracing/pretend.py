@@ -124,8 +124,24 @@ def _patch_factories(torch: Any) -> None:
         "new_zeros",
     ):
         setattr(torch.Tensor, name, _factory(torch, getattr(torch.Tensor, name)))
+    _patch_new(torch)
     original = DeviceContext.__init__
     DeviceContext.__init__ = lambda self, device: original(self, to_meta(device))  # type: ignore[method-assign]
+
+
+def _patch_new(torch: Any) -> None:
+    """`gradient.new(indices, values, size)`, as torch's own optimizers for sparse gradients."""
+    original = torch.Tensor.new
+    assemble = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default
+
+    def new(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_pretended(tensor) or tensor.layout is not torch.sparse_coo or len(args) != 3:
+            return original(tensor, *args, **kwargs)
+        indices, values, size = args
+        made = {"dtype": values.dtype, "layout": tensor.layout, "device": torch.device("meta")}
+        return assemble(len(indices), values.dim() - 1, size, indices, values, **made)
+
+    torch.Tensor.new = new
 
 
 def _is_one_of(function: Any, constructors: Any) -> bool:

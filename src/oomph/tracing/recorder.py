@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oomph.records.trace import Convolution, Op, Phase
-from oomph.tracing import host_memory, in_place, kernels, known_outputs
+from oomph.tracing import host_memory, in_place, kernels, known_outputs, sparse
 from oomph.tracing.behaviour import Behaviour
 from oomph.tracing.convolutions import note_convolution
 from oomph.tracing.known_outputs import key_of, leaves_of
@@ -128,9 +128,10 @@ class Recorder(TorchDispatchMode):
         first = args[0]
         if first.__class__ is list or first.__class__ is tuple:
             first = first[0]
+        if first.layout is torch.sparse_coo:
+            sparse.change(self, behaviour, function, args, kwargs)
+            return args[0]
         if is_pretended(first):  # nothing to compute, and nothing is allocated
-            if first.layout is not torch.strided:
-                self.notes.add("sparse gradients grow when they are added up: taken as constant")
             self.note_work(behaviour, args, kwargs, ())
             return args[0] if behaviour.returns else None
         if len(args) > 1 and isinstance(args[1], torch.Tensor) and is_pretended(args[1]):

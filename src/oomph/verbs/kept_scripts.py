@@ -2,8 +2,9 @@
 
 Kept by the script and its arguments, the directory, the environment, the Python, what is
 installed, oomph's own text and the kind of GPU; true as long as every file that a rehearsal looked
-at is what it was. A rehearsal that started another program, or failed, is not kept. An entry that
-cannot be read is made anew. What cannot be seen stands in docs/scripts.md.
+at is what it was. A rehearsal that started another program is not kept; one that failed is, where
+an op failed, and not where a file or a package may have been missing. An entry that cannot be read
+is made anew. What cannot be seen stands in docs/scripts.md.
 """
 
 from __future__ import annotations
@@ -71,15 +72,16 @@ class KeptScript:
     def _keep(self, request: bytes, answer: bytes, began_ns: int) -> None:
         """Unless it may be another next time. A cache that cannot be written is no error."""
         from oomph.tracing.cache import drop_oldest, write
+        from oomph.tracing.script.answers import for_later, touched_by
 
-        touched = _touched(answer)
+        touched = touched_by(answer)
         if touched is None or touched.unseen is not None:
             return
         places = _places(touched)
         if any(_has_changed_since(began_ns, kind, path) for kind, path in places):
             return
         world = [(kind, path, _LOOKS[kind](path)) for kind, path in places]
-        content = json.dumps({"world": world, "answer": answer.decode()}).encode()
+        content = json.dumps({"world": world, "answer": for_later(answer).decode()}).encode()
         path = self._path(request, self._exact if touched.asked_gpu else "any")
         if write(path, gzip.compress(content, compresslevel=1)):
             drop_oldest(path.parent, _MOST_ENTRIES)
@@ -108,17 +110,6 @@ def _decided_by(script: Script, gpu: PretendedGpu) -> list[Any]:
 
 def _digest(what: Any) -> str:
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-
-
-def _touched(answer: bytes) -> Touched | None:
-    """What the rehearsal looked at; None if it failed, or told nothing that makes sense."""
-    from oomph.errors import OomphError
-    from oomph.tracing.script.answers import heard
-
-    try:
-        return heard(answer).touched
-    except OomphError:  # whoever asked is told so
-        return None
 
 
 # ---- the world -----------------------------------------------------------------------------------

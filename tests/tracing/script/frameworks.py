@@ -75,7 +75,7 @@ model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
 optimizer = torch.optim.AdamW(model.parameters())
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 data = torch.utils.data.TensorDataset(torch.randn(64, 32), torch.randint(0, 4, (64,)))
-loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True, num_workers=2)
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 for x, y in loader:
     with accelerator.accumulate(model):

@@ -21,6 +21,12 @@ def test_the_loop_of_a_framework_is_seen(tmp_path: Path, name: str) -> None:
     assert mistakes(trace) == []
 
 
+def test_a_loader_that_accelerate_has_prepared_has_its_workers(tmp_path: Path) -> None:
+    _, seen = rehearsed(tmp_path, FRAMEWORKS["accelerate"][0])
+    assert seen.loader is not None
+    assert seen.loader.num_workers == 2
+
+
 @pytest.mark.parametrize("name", ["trainer", "accelerate", "lightning"])
 def test_the_batch_of_a_framework_is_varied(tmp_path: Path, name: str) -> None:
     text, _ = FRAMEWORKS[name]

@@ -259,3 +259,24 @@ def test_lines_of_an_installed_package_that_is_asked_for_by_name_are_named(
     with pytest.raises(UserCodeError) as caught:
         rehearse_script(of_broken, GPU, Overrides(), apply)
     assert "broken.py:1" in str(caught.value)
+
+
+def test_a_loader_that_is_made_of_another_has_its_workers(tmp_path: Path) -> None:
+    """As frameworks do that put a sampler of theirs in: they read what the first was given."""
+    again = """
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.randn(64, 16), torch.randint(4, (64,)))
+first = DataLoader(data, 8, num_workers=3, pin_memory=True, prefetch_factor=4)
+assert (first.num_workers, first.pin_memory) == (3, True)
+names = ("dataset", "num_workers", "pin_memory", "batch_sampler", "collate_fn")
+loader = DataLoader(**{name: getattr(first, name) for name in names})
+model.cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for x, y in loader:
+    loss = F.cross_entropy(model(x.cuda()), y.cuda())
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+    _, seen = rehearsed(tmp_path, _HEAD + again)
+    assert seen.loader is not None
+    assert (seen.loader.num_workers, seen.loader.pin_memory) == (3, True)
+    assert seen.loader.batch_size == seen.micro_batch == 8

@@ -17,6 +17,7 @@ from oomph.records.stored import as_json, from_json, to_jsonable
 from oomph.records.trace import Trace
 from oomph.records.trace_columns import from_columns, to_columns
 
+_ANEW = "--fresh, for it was rehearsed before"
 _KINDS = {kind.__name__: kind for kind in (OomphError, UsageError, UserCodeError)}
 
 
@@ -50,10 +51,46 @@ def answer(found: Rehearsed) -> bytes:
     return json.dumps(content).encode()
 
 
+def lasting(error: OomphError, touched: Touched) -> OomphError:
+    """An error that would be the same again, as long as what the script touched is."""
+    vars(error)["touched"] = touched
+    return error
+
+
 def refusal(error: OomphError) -> bytes:
     kind = next(name for name, kind in reversed(_KINDS.items()) if isinstance(error, kind))
     told = {"what": error.what, "because": error.because, "attempt": error.attempt}
-    return json.dumps({"kind": kind, "error": to_jsonable(told)}).encode()
+    touched = vars(error).get("touched")
+    content = {
+        "kind": kind,
+        "error": to_jsonable(told),
+        "touched": None if touched is None else as_json(touched),
+    }
+    return json.dumps(content).encode()
+
+
+def touched_by(content: bytes) -> Touched | None:
+    """What an answer, or an error that lasts, rests on; None: nobody knows, or it is no answer."""
+    try:
+        return heard(content).touched
+    except OomphError:
+        pass
+    try:
+        told = json.loads(content)
+        _error(told)
+        return from_json(Touched, told["touched"])
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return None
+
+
+def for_later(content: bytes) -> bytes:
+    """An answer as it is told another time: of an error, also how to ask anew."""
+    told = json.loads(content)
+    if "error" not in told:
+        return content
+    attempt = told["error"]["attempt"]
+    told["error"]["attempt"] = f"{attempt}; {_ANEW}" if attempt else _ANEW
+    return json.dumps(told).encode()
 
 
 def heard(content: bytes) -> Rehearsed:

@@ -37,7 +37,7 @@ def decided(recorder: Any, behaviour: Behaviour, function: Any, args: Any, kwarg
     if name == "index" and any(_is_mask(index) for index in args[1]):
         return _index(recorder, behaviour, function, args)
     if name == "masked_select":
-        return _masked_select(recorder, behaviour, args)
+        return _masked_select(recorder, behaviour, function, args)
     if not is_dynamic(function):
         return NotImplemented
     if recorder.shadows.knows(args, kwargs):
@@ -76,7 +76,7 @@ def _made_like(recorder: Any, behaviour: Behaviour, value: Any) -> Any:
 def _pretended_like(recorder: Any, value: Any, label: str) -> Any:
     out = _empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
     recorder.track(out, label)
-    recorder.shadows.give(out, value)
+    recorder.shadows.carry(out, value)
     return out
 
 
@@ -136,7 +136,7 @@ def _index(recorder: Any, behaviour: Behaviour, function: Any, args: Any) -> Any
     return out
 
 
-def _masked_select(recorder: Any, behaviour: Behaviour, args: Any) -> Any:
+def _masked_select(recorder: Any, behaviour: Behaviour, function: Any, args: Any) -> Any:
     known = recorder.shadows.of(args[1]) if is_pretended(args[1]) else args[1]
     if known is None or not is_pretended(args[0]):
         recorder.inventions.note(_EVERY)
@@ -145,6 +145,7 @@ def _masked_select(recorder: Any, behaviour: Behaviour, args: Any) -> Any:
     num_chosen = int(known.expand(shape).sum())
     out = _empty_strided((num_chosen,), (1,), dtype=args[0].dtype, device=_META)
     recorder.track(out, behaviour.label)
+    recorder.shadows.follow(function, args, {}, out)
     return out
 
 

@@ -16,6 +16,7 @@ from oomph.tracing.known_outputs import leaves_of, tensors_in
 from oomph.tracing.pretend import is_pretended, suspended
 from oomph.tracing.script.by_value import is_dynamic, note_truth
 from oomph.tracing.script.places import Name
+from oomph.tracing.script.refusals import refused
 
 _META = torch.device("meta")
 _empty_strided = torch._C._VariableFunctions.empty_strided
@@ -114,6 +115,17 @@ def _real(recorder: Any, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_real(recorder, item) for item in value)
     return value
+
+
+def refuse_sparse(args: Any, kwargs: Any) -> None:
+    """The gradient of a table on the host: torch has no such tensor."""
+    is_sparse = kwargs.get("layout") is torch.sparse_coo
+    if is_sparse and not all(is_pretended(tensor) for tensor in tensors_in(args)):
+        raise refused(
+            "a sparse gradient of a table on the host",
+            because="its rows are real, and its values are those of a model without memory",
+            attempt="nn.Embedding(sparse=False) there, or the table on the GPU",
+        )
 
 
 # ---- moves -----------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def _with_values(recorder: Any, function: Callable[..., Any]) -> Callable[..., A
             recorder.take_in(out, function.__name__)
             of_host = {name: value for name, value in kwargs.items() if name != "requires_grad"}
             value = of_data(function, args, {**of_host, "device": "cpu"})
-            recorder.shadows.give(out, value)
+            recorder.shadows.carry(out, value)
         return out
 
     made.__name__, made.__doc__ = function.__name__, function.__doc__

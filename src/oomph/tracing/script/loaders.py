@@ -58,8 +58,10 @@ class Loaders:
                 given = self._rebatched(dataset, given)
             loader.oomph_has_workers = bool(given.get("num_workers"))
             original(loader, dataset, **_alone(given))
+            _tell(loader, given)
 
         kind.__init__ = init
+        _patch_iterator(kind)
         workers = Workers()
         workers.install()
         self._patch_next(workers)
@@ -178,6 +180,27 @@ def _record(number: int, given: dict[str, Any]) -> Loader:
         pin_memory=bool(given.get("pin_memory")),
         place=in_words(users_line()),
     )
+
+
+def _tell(loader: Any, given: dict[str, Any]) -> None:
+    """What it was given, for frameworks that make another loader of it."""
+    loader.num_workers = int(given.get("num_workers") or 0)
+    loader.pin_memory = bool(given.get("pin_memory"))
+
+
+def _patch_iterator(kind: Any) -> None:
+    """Reading is done in this process, whatever the loader tells."""
+    original = kind._get_iterator
+
+    def iterator(loader: Any) -> Any:
+        told = {"num_workers": loader.num_workers, "pin_memory": loader.pin_memory}
+        loader.num_workers, loader.pin_memory = 0, False
+        try:
+            return original(loader)
+        finally:
+            _tell(loader, told)
+
+    kind._get_iterator = iterator
 
 
 def _alone(given: dict[str, Any]) -> dict[str, Any]:

@@ -78,6 +78,8 @@ class ScriptRecorder(Recorder):
         if behaviour.name == "empty_on_host":  # of a trick that is put around the script
             return super().__torch_dispatch__(function, types, args, kwargs)
         if device is not None and behaviour.kind != "view":
+            if is_elsewhere:
+                elsewhere.refuse_sparse(args, kwargs)
             return self._placed(behaviour, function, types, args, kwargs)
         if is_elsewhere:
             return elsewhere.run(self, behaviour, function, args, kwargs)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from oomph.errors import OomphError, UserCodeError
 from oomph.records.possible import Possible
-from oomph.records.script import Line, Overrides, PretendedGpu
+from oomph.records.script import Line, Overrides, PretendedGpu, Touched
 from oomph.tracing import autocast, ranks, streams
 from oomph.tracing.script import (
     cuda,
@@ -29,7 +29,7 @@ from oomph.tracing.script import (
     watching,
 )
 from oomph.tracing.script.accumulating import Accumulating
-from oomph.tracing.script.answers import Rehearsed
+from oomph.tracing.script.answers import Rehearsed, lasting
 from oomph.tracing.script.batch_size import RESIZED, BatchSize
 from oomph.tracing.script.finding import Observed
 from oomph.tracing.script.loaders import Loaders
@@ -143,13 +143,13 @@ class Rehearsal:
     # ---- the answer ----------------------------------------------------------------------------
 
     def fail(self, error: OomphError) -> NoReturn:
-        self._hand_over((False, error))
+        self._hand_over((False, lasting(error, self.touched())))
 
     def finish(self) -> NoReturn:
         try:
             answer: tuple[bool, Any] = (True, self.answer())
         except OomphError as error:
-            answer = (False, error)
+            answer = (False, lasting(error, self.touched()))
         self._hand_over(answer)
 
     def answer(self) -> Rehearsed:
@@ -172,14 +172,17 @@ class Rehearsal:
             for file, line in self.batch_size.lines(seen.micro_batch)
         ]
         seen = replace(seen, lines=(*seen.lines, *batches))
-        files = users_files(self._modules_before)
         return Rehearsed(
             trace=replace(trace_of(loop), doubt=self._doubt),
             seen=seen,
             possible=self._possible,
-            files=files,
-            touched=self._touching.found(files, self._asked_gpu.fields),
+            files=users_files(self._modules_before),
+            touched=self.touched(),
         )
+
+    def touched(self) -> Touched:
+        """What must be unchanged for the same to happen again."""
+        return self._touching.found(users_files(self._modules_before), self._asked_gpu.fields)
 
     def has_trained(self) -> bool:
         """Was there a backward, or a step?"""

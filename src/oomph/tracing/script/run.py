@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from oomph.tracing.rehearse import Apply
     from oomph.tracing.script.answers import Rehearsed
     from oomph.tracing.script.invention import Inventions
-    from oomph.tracing.script.rehearsal import Inspect
+    from oomph.tracing.script.rehearsal import Inspect, Rehearsal
 
 LIMIT_S = 600.0
 
@@ -89,7 +89,8 @@ def run_script(
         except BaseException as error:
             told = explained(error, script, rehearsal.recorder.inventions)
             is_batch_alone = overrides.how is None  # else it may be the trick
-            raise (rehearsal.batch_size.blamed(told) if is_batch_alone else None) or told from error
+            failure = (rehearsal.batch_size.blamed(told) if is_batch_alone else None) or told
+            raise _lasting(failure, error, rehearsal) from error
         return rehearsal.answer()
 
 
@@ -160,6 +161,19 @@ def explained(error: BaseException, script: Script, inventions: Inventions) -> U
     return UserCodeError(
         f"the script failed at {in_words(place)}", because=because, attempt=attempt
     )
+
+
+def _lasting(failure: OomphError, error: BaseException, rehearsal: Rehearsal) -> OomphError:
+    """Of torch's ops, and of ours. Others may come of a file that nobody saw being opened."""
+    from oomph.tracing.script.answers import lasting
+
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1].filename if frames else ""
+    is_of_op = "/torch/" in last or last.startswith(OURS)
+    is_of_files = isinstance(error, OSError | ImportError | MemoryError) or _is_of_network(error)
+    if not isinstance(error, Exception) or is_of_files or not is_of_op:
+        return failure
+    return lasting(failure, rehearsal.touched())
 
 
 def _advice(error: BaseException, script: Script) -> str:

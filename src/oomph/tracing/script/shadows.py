@@ -1,9 +1,10 @@
 """The true values of pretended tensors that scripts count and choose with.
 
 Whole numbers, masks and single figures have, beside the storage without memory, a real one on the
-host: lengths, labels, masks, step counts, the scale of a GradScaler are true. It belongs to the
-storage, so that views see each other's changes, and a change that cannot be followed makes all of
-them unknown.
+host: lengths, labels, masks, step counts, the scale of a GradScaler are true. So have figures that
+came from the host and were only moved, cast, joined or chosen from since: labels again. It belongs
+to the storage, so that views see each other's changes, and a change that cannot be followed makes
+all of them unknown.
 """
 
 from __future__ import annotations
@@ -23,16 +24,36 @@ _empty_strided = torch._C._VariableFunctions.empty_strided
 # Larger tables nobody counts with, and following them would take time.
 MOST_WHOLE = 4 * 2**20
 MOST_FIGURES = 16
+# Of figures that come through as they are, so many: the labels of a batch and those of most data
+# sets, and no large images. Copying them takes a millisecond; all of them together are bounded.
+MOST_CARRIED = 2**20
+MOST_CARRIED_BYTES = 256 * 2**20
+_CARRY = frozenset(
+    {
+        "_to_copy",
+        "clone",
+        "index",
+        "index_select",
+        "gather",
+        "take",
+        "masked_select",
+        "cat",
+        "stack",
+    }
+    | {"repeat", "flip", "roll"}
+)
 # They say of values that none is infinite: what they are given stays as it is.
 _KEEPS = frozenset({"_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"})
-_DRAWS_NOTHING = frozenset(
-    {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
+# Nobody counts with what they leave, and a dropout on the host would draw other data from then on.
+_UNREAD = frozenset(
+    {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "native_dropout"}
 )
 
 
 class _Shadow(weakref.ref):  # type: ignore[type-arg]
-    __slots__ = ("address", "real")
+    __slots__ = ("address", "carried_bytes", "real")
     address: int
+    carried_bytes: int
     real: Any
 
 
@@ -41,8 +62,8 @@ def is_worth_knowing(dtype: Any, num_elements: int) -> bool:
     return num_elements <= (MOST_FIGURES if is_figure else MOST_WHOLE)
 
 
-def _is_worth_it(one: Any) -> bool:
-    return isinstance(one, torch.Tensor) and is_worth_knowing(one.dtype, one.numel())
+def _name_of(function: Any) -> str:
+    return str(function._schema.name.partition("::")[2])
 
 
 class Shadows:
@@ -51,6 +72,7 @@ class Shadows:
     def __init__(self) -> None:
         self._of: dict[int, _Shadow] = {}
         self._written: dict[Any, tuple[Any, ...]] = {}
+        self._carried_bytes = 0
 
     def of(self, tensor: Any) -> Any:
         """The real tensor beside a pretended one, sharing its changes; None if it has none."""
@@ -66,9 +88,26 @@ class Shadows:
 
     def give(self, tensor: Any, value: Any) -> None:
         """Let a pretended tensor that is all of its storage have a value, if it is worth it."""
+        if is_worth_knowing(tensor.dtype, tensor.numel()):
+            self._stand_beside(tensor, value, carried_bytes=0)
+
+    def carry(self, tensor: Any, value: Any) -> None:
+        """The same with figures that nothing was reckoned with, as long as there is room."""
+        if is_worth_knowing(tensor.dtype, tensor.numel()):
+            self.give(tensor, value)
+        elif self._has_room(tensor):
+            size_bytes = tensor.numel() * tensor.element_size()
+            self._stand_beside(tensor, value, carried_bytes=size_bytes)
+
+    def _has_room(self, tensor: Any) -> bool:
+        size_bytes = tensor.numel() * tensor.element_size()
+        is_small = tensor.numel() <= MOST_CARRIED
+        return bool(is_small and self._carried_bytes + size_bytes <= MOST_CARRIED_BYTES)
+
+    def _stand_beside(self, tensor: Any, value: Any, *, carried_bytes: int) -> None:
         if tensor.layout is not torch.strided or value.layout is not torch.strided:
             return
-        if tensor.shape != value.shape or not is_worth_knowing(tensor.dtype, tensor.numel()):
+        if tensor.shape != value.shape:
             return
         storage = tensor.untyped_storage()
         real = _empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=_HOST)
@@ -78,16 +117,24 @@ class Shadows:
             real.copy_(value)
         beside: Any = _Shadow(storage, self._on_death)
         beside.address, beside.real = storage._cdata, real.untyped_storage()
+        beside.carried_bytes = carried_bytes
+        self._drop(beside.address)
         self._of[beside.address] = beside
+        self._carried_bytes += carried_bytes
 
     def forget(self, tensor: Any) -> None:
         if self._of and tensor.layout is torch.strided:
-            self._of.pop(tensor.untyped_storage()._cdata, None)
+            self._drop(tensor.untyped_storage()._cdata)
 
     def _on_death(self, beside: Any) -> None:
         address = beside.address
         if self._of.get(address) is beside:
-            del self._of[address]
+            self._drop(address)
+
+    def _drop(self, address: int) -> None:
+        beside = self._of.pop(address, None)
+        if beside is not None:
+            self._carried_bytes -= beside.carried_bytes
 
     # ---- following ops -----------------------------------------------------------------------
 
@@ -108,7 +155,7 @@ class Shadows:
 
         An op in place changes the true values as well.
         """
-        if function._schema.name.partition("::")[2] in _DRAWS_NOTHING:
+        if _name_of(function) in _UNREAD:
             return NotImplemented
         args = self._real(args)
         kwargs = {name: self._real(value) for name, value in kwargs.items()}
@@ -129,25 +176,33 @@ class Shadows:
     def follow(self, function: Any, args: Any, kwargs: Any, out: Any) -> None:
         """After an op on pretended tensors: what of its results and of its targets is known."""
         written = self.written_by(function, args, kwargs)
-        if written and function._schema.name.partition("::")[2] in _KEEPS:
+        if written and _name_of(function) in _KEEPS:
             return
         if not self.knows(args, kwargs):
             if written and not self._overwritten(function, args, written):
                 for tensor in written:
                     self.forget(tensor)
             return
-        if not written and not any(map(_is_worth_it, leaves_of(out))):
+        carries = _name_of(function) in _CARRY
+        if not written and not self._is_worth_it(out, carries=carries):
             return
         value = self.computed(function, args, kwargs)
         if value is NotImplemented:
             for tensor in written:
                 self.forget(tensor)
         elif not written:
-            self.give_all(out, value)
+            self.give_all(out, value, carries=carries)
+
+    def _is_worth_it(self, out: Any, *, carries: bool) -> bool:
+        return any(
+            is_worth_knowing(one.dtype, one.numel()) or (carries and self._has_room(one))
+            for one in leaves_of(out)
+            if isinstance(one, torch.Tensor)
+        )
 
     def _overwritten(self, function: Any, args: Any, written: list[Any]) -> bool:
         """A tensor that is written over as a whole by what is known has its values again."""
-        name = function._schema.name.partition("::")[2]
+        name = _name_of(function)
         target = written[0]
         if name == "zero_":
             value = _empty((), dtype=target.dtype, device=_HOST).zero_()
@@ -164,12 +219,12 @@ class Shadows:
             self.give(target, value.expand(target.shape))
         return True
 
-    def give_all(self, out: Any, value: Any) -> None:
+    def give_all(self, out: Any, value: Any, *, carries: bool = False) -> None:
         for one, its in zip(leaves_of(out), leaves_of(value), strict=False):
             if isinstance(one, torch.Tensor) and isinstance(its, torch.Tensor):
                 is_new = is_pretended(one) and one.layout is torch.strided
                 if is_new and one.untyped_storage()._cdata not in self._of:
-                    self.give(one, its)
+                    (self.carry if carries else self.give)(one, its)
 
     def written_by(self, function: Any, args: Any, kwargs: Any) -> list[Any]:
         """The tensors that an op changes."""
