@@ -6,10 +6,13 @@ import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.job_models import Trained, drawn
 from oomph.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from training.requests_of_card import Requests
 
 NUM_BUDGETS = 4  # for each model
 _AMPLE_BYTES = 8 * GIB
@@ -56,69 +59,55 @@ class Trials:
     """Steps of a model on an emulated GPU, and what of them fits into less memory."""
 
     trained: Trained
-    requests: dict[Any, Requests] = field(default_factory=dict)
+    asked: dict[Any, Asked] = field(default_factory=dict)
     known: dict[Any, bool] = field(default_factory=dict)
 
     def fits(self, budget_bytes: int, size: int, length: int, *, is_split: bool) -> bool:
         key = budget_bytes, size, length, is_split
         if key not in self.known:
-            self.known[key] = self._requests(size, length, is_split).fit_into(budget_bytes)
+            self.known[key] = self._asked(size, length, is_split).fits_into(budget_bytes)
         return self.known[key]
 
     def peak_bytes(self, size: int, length: int) -> int:
         """Of pieces of a size."""
-        return self._requests(size, length, True).peak_bytes
+        return self._asked(size, length, True).peak_bytes
 
-    def _requests(self, size: int, length: int, is_split: bool) -> Requests:
+    def _asked(self, size: int, length: int, is_split: bool) -> Asked:
         """Of two steps, of two pieces each where they are split."""
         key = size, length, is_split
-        if key not in self.requests:
-            self.requests[key] = _requests_of(
+        if key not in self.asked:
+            self.asked[key] = _asked_by(
                 lambda: _train_by_hand(self.trained, size, length, 1 + is_split)
             )
-        return self.requests[key]
+        return self.asked[key]
 
 
-class Requests:
+@dataclass(frozen=True)
+class Asked:
     """What an emulated GPU was asked for: one with less memory would be asked the same."""
 
-    def __init__(self, allocator: Any) -> None:
-        self.sizes: list[int] = []
-        self.events: list[int] = []
-        self.peak_bytes = 0
-        self._numbers: dict[int, int] = {}
-        self._malloc, self._free = allocator.malloc, allocator.free
-        allocator.malloc, allocator.free = self.malloc, self.free
+    requests: Requests
+    peak_bytes: int
 
-    def malloc(self, size_bytes: int, stream: int = 0) -> int:
-        address: int = self._malloc(size_bytes, stream)
-        self.sizes.append(size_bytes)
-        self._numbers[address] = len(self.sizes)
-        self.events.append(len(self.sizes))
-        return address
-
-    def free(self, address: int) -> None:
-        self.events.append(-self._numbers.pop(address))
-        self._free(address)
-
-    def fit_into(self, budget_bytes: int) -> bool:
+    def fits_into(self, budget_bytes: int) -> bool:
         from oomph.predicting.allocator import CachingAllocator
         from oomph.predicting.allocator_settings import AllocatorSettings
         from oomph.predicting.device import SimulatedDevice
         from oomph.predicting.replay import replay
 
         allocator = CachingAllocator(AllocatorSettings(), SimulatedDevice(budget_bytes))
-        return replay(allocator, self.sizes, self.events).ran_out_at is None
+        return replay(allocator, self.requests.sizes, self.requests.events).ran_out_at is None
 
 
-def _requests_of(train: Callable[[], None]) -> Requests:
+def _asked_by(train: Callable[[], None]) -> Asked:
+    from training.requests_of_card import Requests
+
     import oomph
 
     with oomph.emulated_gpu(_AMPLE_BYTES) as gpu:
-        found = Requests(gpu._card.memory.allocator)
+        requests = Requests(gpu)
         train()
-        found.peak_bytes = gpu.peak_allocated_bytes
-    return found
+        return Asked(requests, gpu.peak_allocated_bytes)
 
 
 def _train_by_hand(trained: Trained, size: int, length: int, num_pieces: int) -> None:

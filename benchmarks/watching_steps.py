@@ -117,7 +117,4 @@ WAYS: dict[str, Callable[[Iterable[Any]], Any]] = {
 
 
 if __name__ == "__main__":
-    import sys
-
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
     print(measure())

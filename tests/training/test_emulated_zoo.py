@@ -18,6 +18,7 @@ from tracing.zoo.kind import Kind
 import oomph
 from oomph.tracing.recordings import Recording, first_difference, recording_of
 from oomph.training.emulated import EmulatedGpu
+from training.requests_of_card import Requests
 
 # Of torch, about models that users write like this.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
@@ -60,29 +61,6 @@ def test_the_weights_are_bit_for_bit_those_of_the_cpu(name: str) -> None:
     assert [key for key in plain if not torch.equal(plain[key], emulated[key])] == []
 
 
-class Listener:
-    """Notes what a card gives and takes back, as the recorder notes it."""
-
-    def __init__(self, gpu: EmulatedGpu) -> None:
-        self.sizes: list[int] = []
-        self.events: list[int] = []
-        self._numbers: dict[int, int] = {}
-        allocator: Any = gpu._card.memory.allocator
-        self._malloc, self._free = allocator.malloc, allocator.free
-        allocator.malloc, allocator.free = self.malloc, self.free
-
-    def malloc(self, size_bytes: int, stream: int = 0) -> int:
-        address: int = self._malloc(size_bytes, stream)
-        self.sizes.append(size_bytes)
-        self._numbers[address] = len(self.sizes)
-        self.events.append(len(self.sizes))
-        return address
-
-    def free(self, address: int) -> None:
-        self.events.append(-self._numbers.pop(address))
-        self._free(address)
-
-
 def gpu_without_hidden_memory() -> EmulatedGpu:
     """Nothing that only CUDA's kernels take: the recording to compare with has none of it."""
     gpu = oomph.emulated_gpu("1GiB")
@@ -100,15 +78,15 @@ def recorded_on_the_gpu(kind: Kind) -> Recording:
         made = workload.optimizer([p for p in model.parameters() if p.requires_grad])
         batch = {name: tensor.to("cuda") for name, tensor in workload.batch(3).items()}
         gpu._card.settled()
-        listener = Listener(gpu)
+        asked = Requests(gpu)
         for _ in range(STEPS):
             made.zero_grad()
             loss = workload.loss(model, batch)
             (loss / 1).backward()
             made.step()
         gpu._card.settled()
-        events = list(listener.events)
-    return Recording(listener.sizes, ["?"] * len(listener.sizes), events)
+        events = list(asked.events)
+    return Recording(asked.sizes, ["?"] * len(asked.sizes), events)
 
 
 def without_the_momentary(recording: Recording) -> Recording:

@@ -36,10 +36,10 @@ _UNSEEN_BELOW_RATIO = 0.10
 _UNSEEN_ABOVE_RATIO = 0.05
 _UNSEEN_ABOVE_RATIO_OF_SEVERAL = 0.08
 _UNSEEN_BYTES = 40 * MIB
-# The emulated GPU has the CPU's kernels, of which some keep other tensors for backward than CUDA's:
-# benchmarks/jobs.py's models are within 0.02 %. Judgement, for those that are not among them.
+# The emulated GPU has the CPU's kernels: most keep for backward what CUDA's keep (the tests compare
+# every request), and some do not. Judgement.
 _UNSEEN_RATIO_OF_EMULATED = 0.01
-_RECURRENT = "_cudnn_rnn"  # of which the CPU's kernels keep half as much again
+_RECURRENT = "_cudnn_rnn"  # the CPU's kernels keep far more than its
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
