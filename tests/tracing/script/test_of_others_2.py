@@ -280,3 +280,36 @@ for x, y in loader:
     assert seen.loader is not None
     assert (seen.loader.num_workers, seen.loader.pin_memory) == (3, True)
     assert seen.loader.batch_size == seen.micro_batch == 8
+
+
+def test_optimizers_that_step_together_share_their_batches(tmp_path: Path) -> None:
+    together = """
+model.cuda()
+weights, biases = [p for p in model.parameters() if p.dim() > 1], [
+    p for p in model.parameters() if p.dim() == 1
+]
+optimizers = [torch.optim.SGD(weights, lr=0.1), torch.optim.AdamW(biases)]
+for _ in range(3):
+    for _ in range(2):
+        model(torch.randn(8, 16).cuda()).mean().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+"""
+    _, seen = rehearsed(tmp_path, _HEAD + together)
+    assert (seen.num_optimizers, seen.micro_batch, seen.accumulation) == (2, 8, 2)
+
+
+def test_optimizers_by_turns_have_batches_of_their_own(tmp_path: Path) -> None:
+    by_turns = """
+other = torch.nn.Linear(16, 1).cuda()
+model.cuda()
+first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(other.parameters())
+for _ in range(3):
+    first.zero_grad(); second.zero_grad()
+    model(torch.randn(8, 16).cuda()).mean().backward(); first.step()
+    other(torch.randn(8, 16).cuda()).mean().backward(); second.step()
+"""
+    _, seen = rehearsed(tmp_path, _HEAD + by_turns)
+    assert (seen.num_optimizers, seen.micro_batch, seen.accumulation) == (2, 8, 1)

@@ -138,9 +138,8 @@ def _outermost(models: list[Any]) -> list[Any]:
 
 
 def _accumulation(loop: Loop) -> int:
-    """Batches of the first whole step; those of several optimizers are no accumulation."""
-    num_optimizers = max(len(loop.stepping()), 1)
-    return max(loop.added_up[0] // num_optimizers, 1)
+    """Batches of the first whole step; those of optimizers by turns are no accumulation."""
+    return max(loop.added_up[0] // max(loop.rounds_of_step[0], 1), 1)
 
 
 def _figure(value: Any) -> float | None:

@@ -49,6 +49,8 @@ class Loop:
         self.num_backwards = 0
         self.backwards_of_step: list[int] = [0]
         self.added_up: list[int] = [0]  # batches of each step, since its gradients were zeroed
+        self.rounds_of_step: list[int] = [0]  # optimizers that step together are one round
+        self._num_backwards_before = 0  # the last round
         self.num_closures = 0  # backwards inside of the step that is being made
         self.roots: dict[int, Any] = {}  # modules that were called from outside, in training
         self.given = Given()
@@ -232,6 +234,8 @@ class Loop:
         self.add_optimizer(optimizer)
         place = next(place for place, one in self.alive() if one is optimizer)
         self.num_steps[place] += 1
+        self.rounds_of_step[-1] += self.num_backwards > self._num_backwards_before
+        self._num_backwards_before = self.num_backwards
         is_again = place in self.has_stepped_since
         self.has_stepped_since.add(place)
         if self.is_enough():
@@ -248,6 +252,7 @@ class Loop:
         self.has_stepped_since = set()
         self.backwards_of_step.append(0)
         self.added_up.append(0)
+        self.rounds_of_step.append(0)
         self.step_starts.append(len(self.recorder.events))
         self.recorder.computes = self._is_last
         self.recorder.ops.clear()
