@@ -76,6 +76,8 @@ def _all_outcomes(num: int) -> dict[str, list[Outcome]]:
         for part in found:
             for name, outcomes in part.items():
                 together[name] += outcomes
+            num_done = len(together[next(iter(WAYS))])
+            print(f"{num_done} of {num} jobs", end="\r", file=sys.stderr, flush=True)
     return together
 
 
