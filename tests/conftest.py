@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -81,6 +82,8 @@ def start_process() -> Iterator[Callable[..., int]]:
     def start(name: str = "train.py", **options: Any) -> int:
         process = subprocess.Popen([name, "600"], executable=sleep, **options)
         started.append(process)
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            time.sleep(0.001)  # it is there before its arguments are
         return process.pid
 
     yield start
@@ -99,3 +102,17 @@ def allocator_as_it_was() -> Iterator[None]:
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
+
+
+@pytest.fixture
+def fresh_accelerate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """accelerate keeps the device and the precision of the first that asked, for all others."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    for name in ("ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"):
+        monkeypatch.delenv(name, raising=False)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from oomph.sensing.emulated import emulated_machine
 from oomph.showing.cells import ASCII
-from oomph.showing.gpu_row import bar_of
+from oomph.showing.gpu_row import bar_of, memory_of
 from oomph.units import GIB
 
 GPU = emulated_machine("a100-80gb", now=0).gpus[0]
@@ -32,3 +32,7 @@ def test_the_bar_always_has_its_width(used: int, mine: int, width: int) -> None:
 
 def test_memory_that_nobody_told_has_no_bar() -> None:
     assert bar_of(replace(GPU, used_bytes=None), 10, ASCII.bar) is None
+
+
+def test_of_a_gpu_that_has_no_memory_nothing_is_a_share() -> None:
+    assert memory_of(replace(GPU, used_bytes=0, total_bytes=0)).split()[-1] == "?"

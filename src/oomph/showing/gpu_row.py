@@ -50,7 +50,8 @@ def memory_of(device: Device) -> str:
     used, total = device.used_bytes, device.total_bytes
     if used is None or total is None:
         return "unknown"
-    return f"{format_gib(used)} of {format_gib(total)} {format_ratio(used / total):>4}"
+    share = ratio_of(used / total if total else None)
+    return f"{format_gib(used)} of {format_gib(total)} {share:>4}"
 
 
 def ratio_of(ratio: float | None) -> str:

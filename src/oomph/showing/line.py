@@ -60,7 +60,7 @@ def _which(reading: GpuReading) -> str:
 
 def _how_full(reading: GpuReading) -> str:
     used, total = reading.used_bytes, reading.total_bytes
-    if used is None or total is None:
+    if used is None or not total:
         full = f"{_size(used)} of {_size(total)} used"
     else:
         full = f"{_size(used)} of {_size(total)} used ({format_ratio(used / total)})"

@@ -147,8 +147,12 @@ class Measurements:
         now = self._memory.read()
         self._standing_bytes = now.allocated_bytes + self._gradient_bytes()
         room = min(now.room_bytes, self._too_much_bytes)
-        holes = max(room * _HOLES_RATIO, self._memory.segment_bytes)
-        fits = int((room - holes - self._standing_bytes) / max(self.each_bytes(elements), 1))
+        holes, each = room * _HOLES_RATIO, max(self.each_bytes(elements), 1)
+        fits = int((room - holes - self._standing_bytes) / each)
+        known = self._measured.get(max(elements, 1))
+        if known is not None and fits > known.size:  # to grow, a segment is to be had
+            holes = max(holes, self._memory.segment_bytes)
+            fits = max(int((room - holes - self._standing_bytes) / each), known.size)
         return max(fits, self.size_that_fitted(elements), 0)
 
     def has(self, elements: int) -> bool:

@@ -22,14 +22,5 @@ def quick() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def fresh_accelerate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """accelerate keeps the device and the precision of the first that asked, for all others."""
-    from accelerate.state import AcceleratorState, GradientState
-
-    for name in ("ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"):
-        monkeypatch.delenv(name, raising=False)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+def alone(fresh_accelerate: None) -> None:
+    """Of what others did with accelerate."""
