@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -104,15 +105,19 @@ def allocator_as_it_was() -> Iterator[None]:
             os.environ[name] = value
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def fresh_accelerate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """accelerate keeps the device and the precision of the first that asked, for all others."""
-    from accelerate.state import AcceleratorState, GradientState
-
     for name in ("ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"):
         monkeypatch.delenv(name, raising=False)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    _forget_accelerate()
     yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    _forget_accelerate()
+
+
+def _forget_accelerate() -> None:
+    if "accelerate.state" in sys.modules:  # a child of this process would see it, too
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()

@@ -11,9 +11,6 @@ from tracing.rehearsals import mistakes
 from tracing.script.frameworks import FRAMEWORKS
 from tracing.script.rehearsed import rehearsed
 
-# A rehearsal is a fork of this process, and of what other tests have left in it.
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 @pytest.mark.parametrize("name", list(FRAMEWORKS))
 def test_the_loop_of_a_framework_is_seen(tmp_path: Path, name: str) -> None:

@@ -19,8 +19,3 @@ def quick() -> Iterator[None]:
     yield
     gc.unfreeze()
     torch.set_num_threads(num_threads)
-
-
-@pytest.fixture(autouse=True)
-def alone(fresh_accelerate: None) -> None:
-    """Of what others did with accelerate."""
