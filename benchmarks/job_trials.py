@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.job_models import Trained, drawn
+from oomph.predicting.allocator_settings import LARGE_SEGMENT_BYTES
 from oomph.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ NUM_BUDGETS = 4  # for each model
 _AMPLE_BYTES = 8 * GIB
 # Of a whole batch: more takes too long on a CPU.
 _LEAST_BYTES, _MOST_BYTES = 192 * MIB, 768 * MIB
-# Torch takes its memory in segments of 20 MiB. A GPU has hundreds of them.
-_LEAST_BUDGET_BYTES = 8 * 20 * MIB
+# Torch takes its memory in segments. A GPU has hundreds of them.
+_LEAST_BUDGET_BYTES = 8 * LARGE_SEGMENT_BYTES
 
 
 @dataclass(frozen=True, eq=False)

@@ -202,10 +202,7 @@ class Ways:
             return False
         if self.reserved_bytes(variant) <= limit_bytes:
             return True
-        key = f"{key_of(variant)} in {limit_bytes}"
-        if key not in self.known_replays:
-            self.known_replays[key] = self.replayed(variant, limit_bytes).ran_out_at is None
-        return bool(self.known_replays[key])
+        return self._passes_with(variant.micro_batch, variant, limit_bytes)
 
     def boundary(
         self, variant: Variant, limit_bytes: int, known: float, num_replays: int
@@ -216,6 +213,8 @@ class Ways:
         """
         least = known
         beyond = self.footprint(variant).examples_within(limit_bytes)
+        if not num_replays:
+            return least, beyond
         # The first guess: that as much is reserved beside what lives, and a little more.
         beside_ratio = self.least_bytes(variant) / max(self.reserved_bytes(variant), 1)
         likely_bytes = int(limit_bytes * beside_ratio / (1 + _NEAR_RATIO))
@@ -232,6 +231,7 @@ class Ways:
         return least, beyond
 
     def _passes_with(self, examples: float, variant: Variant, limit_bytes: int) -> bool:
+        """The same by a replay of so many examples at a time."""
         key = f"{key_of(variant)} with {examples:.4f} in {limit_bytes}"
         if key not in self.known_replays:
             found = self.replayed(variant, limit_bytes, examples)
