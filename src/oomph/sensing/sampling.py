@@ -19,20 +19,20 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from oomph.errors import OomphError, Unreadable
-from oomph.records.machine import Device, Machine, Process
+from oomph.records.machine import Machine, Process
 from oomph.records.run import LOOKS_APART_S, Event, EventKind, GpuSpan, Peak, WatchedGpu
 from oomph.sensing import cutting
 from oomph.sensing import nvml as session
 from oomph.sensing.accounting import accounted_peaks
 from oomph.sensing.gpm import dcgm_runs, open_gpm
-from oomph.sensing.gpus import NOTHING_READ, on_all
 from oomph.sensing.looks import Looks
 from oomph.sensing.mapping import identify_gpus, open_shown, visible_gpus
 from oomph.sensing.nvml import Nvml, Refusal, with_nvml
+from oomph.sensing.sampled_gpus import SampledGpu, as_devices, drop, unwatched, watched
 from oomph.sensing.visible import GpuIdentity, Shown
 from oomph.sensing.watched import Identity, Watch
 from oomph.units import format_bytes
@@ -52,17 +52,6 @@ class Taken:
 
     spans: tuple[GpuSpan, ...]
     events: tuple[Event, ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Gpu:
-    """A GPU of the watch, while it answers and while it does not."""
-
-    identity: Identity
-    watched: WatchedGpu
-    watch: Watch | None = None
-    why_lost: str | None = None
-    retry_s: float = 0.0
 
 
 class Sampler:
@@ -91,7 +80,7 @@ class Sampler:
         self.clock = clock or (lambda: time.monotonic() - started)
         self.problem: str | None = None  # why nothing can be watched
         self.is_ready = threading.Event()  # the GPUs are known, or that there are none
-        self._gpus: list[_Gpu] = []
+        self._gpus: list[SampledGpu] = []
         self._driver_away: str | None = None
         self._reopen_s = 0.0
         self._lock = threading.Lock()
@@ -126,13 +115,13 @@ class Sampler:
 
     def gpus(self) -> tuple[WatchedGpu, ...]:
         """What is watched; the places of spans and events count in this order."""
-        return tuple(_watched(gpu) for gpu in self._gpus)
+        return tuple(watched(gpu) for gpu in self._gpus)
 
     def machine(self) -> Machine:
         """The GPUs as they were at the last look."""
         problem = self.problem or self._driver_away or self._hang()
         return Machine(
-            gpus=_as_devices(self._gpus),
+            gpus=as_devices(self._gpus),
             problem=problem,
             is_readable=self.problem is None,
         )
@@ -191,7 +180,7 @@ class Sampler:
         for index, device in self._wanted(shown):
             cuda_index = index if self._which == "visible" else None
             identity = Identity(len(self._gpus), device, cuda_index, self._look_s)
-            self._gpus.append(_unwatched(identity))
+            self._gpus.append(unwatched(identity))
         if not self._gpus:
             self.problem = "CUDA_VISIBLE_DEVICES shows no GPU"
         self._uses_gpm = not dcgm_runs()
@@ -265,20 +254,20 @@ class Sampler:
             self._driver_away = None
             self._tell("back", "the driver answers again", at_s=now_s)
 
-    def _end_turn(self, gpu: _Gpu, watch: Watch) -> None:
+    def _end_turn(self, gpu: SampledGpu, watch: Watch) -> None:
         spans = watch.spans(self.clock())
         with self._lock:
             self._spans += spans
         if watch.is_used:
             self._announce(gpu, watch)
 
-    def _announce(self, gpu: _Gpu, watch: Watch) -> None:
+    def _announce(self, gpu: SampledGpu, watch: Watch) -> None:
         for process in watch.occupants.newcomers():
             if self._num_neighbours < _MOST_NEIGHBOURS:
                 self._num_neighbours += 1
                 self._tell("neighbour", _told(process), gpu=gpu.identity.place)
 
-    def _try_again(self, nvml: Nvml, gpu: _Gpu, now_s: float) -> Watch | None:
+    def _try_again(self, nvml: Nvml, gpu: SampledGpu, now_s: float) -> Watch | None:
         if now_s < gpu.retry_s:
             return None
         gpu.retry_s = now_s + RETRY_S
@@ -298,20 +287,20 @@ class Sampler:
                 self._tell("back", "it answers again", gpu=gpu.identity.place, at_s=now_s)
         return gpu.watch
 
-    def _lose(self, gpu: _Gpu, refusal: Refusal, now_s: float) -> None:
+    def _lose(self, gpu: SampledGpu, refusal: Refusal, now_s: float) -> None:
         if refusal.is_of_all:
             self._lose_driver(refusal.text, now_s)
         else:
             self._lose_one(gpu, refusal.text, now_s)
 
-    def _lose_one(self, gpu: _Gpu, why: str, now_s: float) -> None:
-        _drop(gpu, why, now_s + RETRY_S)
+    def _lose_one(self, gpu: SampledGpu, why: str, now_s: float) -> None:
+        drop(gpu, why, now_s + RETRY_S)
         self._tell("lost", why, gpu=gpu.identity.place, at_s=now_s)
 
     def _lose_driver(self, why: str, now_s: float) -> None:
         """A driver that comes back wants to be opened anew."""
         for gpu in self._gpus:
-            _drop(gpu, why, 0.0)
+            drop(gpu, why, 0.0)
         session.close()
         self._reopen_s = now_s + RETRY_S
         if self._driver_away is None:
@@ -339,32 +328,6 @@ class Sampler:
             self._events.append(Event(at_s=at_s, kind=kind, text=text, gpu=gpu))
 
 
-def _watched(gpu: _Gpu) -> WatchedGpu:
-    return gpu.watched if gpu.watch is None else gpu.watch.watched_gpu()
-
-
-def _drop(gpu: _Gpu, why: str, retry_s: float) -> None:
-    if gpu.watch is not None:
-        gpu.watched = gpu.watch.watched_gpu()
-    gpu.watch, gpu.why_lost, gpu.retry_s = None, why, retry_s
-
-
-def _unwatched(identity: Identity) -> _Gpu:
-    """As it is known before its first answer."""
-    watched = WatchedGpu(
-        index=identity.index,
-        uuid=identity.shown.uuid,
-        name=identity.shown.gpu.name,
-        total_bytes=None,
-        power_limit_w=None,
-        busy_source=None,
-        is_used=False,
-        cuda_index=identity.cuda_index,
-        looks_apart_s=identity.looks_apart_s,
-    )
-    return _Gpu(identity, watched)
-
-
 def _parts(gpu: GpuIdentity, *, with_cut: bool) -> list[Shown]:
     """The GPU, or the slices that it is cut into; with itself, if that is wanted."""
     slices = [Shown(gpu, part) for part in gpu.slices]
@@ -375,38 +338,3 @@ def _told(process: Process) -> str:
     """Without its command line, which may hold what is not for a report."""
     held = "" if process.used_bytes is None else f" with {format_bytes(process.used_bytes)}"
     return f"process {process.pid} of {process.user or 'another user'}{held}"
-
-
-def _as_devices(gpus: Sequence[_Gpu]) -> tuple[Device, ...]:
-    """Slices under their GPU, as `oomph gpus` has them."""
-    found: dict[int, Device] = {}
-    for gpu in gpus:
-        device, index = _device(gpu), gpu.identity.index
-        if not device.is_slice:
-            found[index] = device
-            continue
-        whole = found.get(index) or replace(
-            NOTHING_READ,
-            index=index,
-            uuid=gpu.identity.shown.gpu.uuid,
-            name=gpu.identity.shown.gpu.name,
-        )
-        found[index] = replace(whole, mig_enabled=True, slices=(*whole.slices, device))
-    return tuple(
-        replace(one, processes=on_all(one.slices)) if one.slices else one for one in found.values()
-    )
-
-
-def _device(gpu: _Gpu) -> Device:
-    if gpu.watch is not None:
-        return gpu.watch.device()
-    return replace(
-        NOTHING_READ,
-        index=gpu.identity.own_index,
-        uuid=gpu.watched.uuid,
-        name=gpu.watched.name,
-        total_bytes=gpu.watched.total_bytes,
-        problem=gpu.why_lost,
-        cuda_index=gpu.identity.cuda_index,
-        is_slice=gpu.identity.shown.slice is not None,
-    )
