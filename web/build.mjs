@@ -5,11 +5,17 @@
 // policy allows what comes from it, and nothing else.
 import { createHash } from "node:crypto";
 import { mkdir, readFile, writeFile } from "node:fs/promises";
+import { resolve } from "node:path";
+import { pathToFileURL } from "node:url";
 import * as esbuild from "esbuild";
 
 const PAGES = ["plan", "report"];
 const SERVED = ["dashboard"];
-const OUT = new URL("../src/oomph/showing/page/", import.meta.url);
+// `npm run build -- DIRECTORY` builds into another: a test compares it with what git has.
+const [, , elsewhere] = process.argv;
+const OUT = elsewhere
+  ? pathToFileURL(`${resolve(elsewhere)}/`)
+  : new URL("../src/oomph/showing/page/", import.meta.url);
 
 async function bundled(entry) {
   const { outputFiles } = await esbuild.build({

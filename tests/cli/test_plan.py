@@ -231,6 +231,50 @@ def test_a_wrong_question_is_one_clear_error_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("flag", ["-o", "--html"])
+def test_a_file_that_cannot_be_written_is_noticed_before_the_work(
+    train: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+) -> None:
+    monkeypatch.setattr("oomph.verbs.plans.plan_and_draw", _must_not_be_called)
+    assert main(["plan", train, *ROOMY, flag, str(tmp_path / "nowhere" / "file")]) == 2
+    assert "there is no directory" in capsys.readouterr().err
+    assert main(["plan", train, *ROOMY, flag, str(tmp_path)]) == 2
+    assert "it is a directory" in capsys.readouterr().err
+
+
+def test_a_missing_page_is_noticed_before_the_work(
+    train: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("oomph.verbs.plans.plan_and_draw", _must_not_be_called)
+    monkeypatch.setattr("oomph.showing.html_page.PAGES", tmp_path / "page")
+    assert main(["plan", train, *ROOMY, "--html", str(tmp_path / "plan.html")]) == 2
+    assert "the page for a plan is not in this installation" in capsys.readouterr().err
+
+
+def test_the_plan_is_printed_even_if_its_page_cannot_be_written_in_the_end(
+    train: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("oomph.showing.html_page.check_page", lambda *_: None)
+    assert main(["plan", train, *ROOMY, "--html", str(tmp_path / "nowhere" / "plan.html")]) == 2
+    printed = capsys.readouterr()
+    assert "fits as it is" in printed.out
+    assert "cannot be written" in printed.err
+
+
+def _must_not_be_called(*_: Any, **__: Any) -> None:
+    raise AssertionError("the work was begun")
+
+
 def test_a_gpu_must_be_named_where_there_is_none(
     train: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

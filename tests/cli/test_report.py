@@ -113,17 +113,29 @@ def test_a_compared_run_that_is_not_there_is_an_error(capsys: pytest.CaptureFixt
     assert "there is no run 'nothing'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", ["report.html", "nowhere/report.html"])
+@pytest.mark.parametrize("vanishes", [False, True])
 def test_a_watched_command_ends_with_its_report_and_its_own_exit_code(
-    tmp_path: Path, place: str
+    tmp_path: Path, vanishes: bool
 ) -> None:
     machine = NvmlMachine(tmp_path, [Gpu()])
-    page = tmp_path / place
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    page = folder / "report.html"
     command = [sys.executable, "-m", "oomph", "watch", "--html", str(page), "--", "sh", "-c"]
     runs = {"OOMPH_RUNS": str(tmp_path / "runs")}
-    done = machine.run([*command, "echo hello; exit 3"], env=runs)
+    script = f"echo hello; {f'rmdir {folder};' if vanishes else ''} exit 3"
+    done = machine.run([*command, script], env=runs)
     assert (done.returncode, done.stdout) == (3, "hello\n")
     assert "did not run out of memory in" in done.stderr
     assert "it failed with 3" in done.stderr
     assert page.exists() != ("cannot be written" in done.stderr)
-    assert page.exists() == (place == "report.html")
+    assert page.exists() != vanishes
+
+
+def test_a_command_does_not_start_when_its_page_could_not_be_written(tmp_path: Path) -> None:
+    machine = NvmlMachine(tmp_path, [Gpu()])
+    page = tmp_path / "nowhere" / "report.html"
+    command = [sys.executable, "-m", "oomph", "watch", "--html", str(page), "--", "echo", "hello"]
+    done = machine.run(command, env={"OOMPH_RUNS": str(tmp_path / "runs")})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot be written" in done.stderr

@@ -96,6 +96,7 @@ def run(options: argparse.Namespace) -> int:
     )
     trained = what_to_train(options)
     _check_diff(options, trained)
+    _check_files(options)
     try:
         drawn = plan_and_draw(
             trained,
@@ -110,16 +111,28 @@ def run(options: argparse.Namespace) -> int:
     finally:
         _say("")  # an error, too, begins on a line of its own
     plans = drawn.plans
+    _print(plans, as_json=options.json)  # first: the answer is never lost to a file
+    if drawn.changes is not None and options.diff:
+        _print_changes(drawn.changes, options.of_script)
+    if options.o and plans.best is not None:
+        save_plan(plans.best, options.o)
     if options.html:
         from oomph.showing.plan_page import write_plan_page
 
         write_plan_page(plans, drawn.timelines, drawn.code, options.html)
-    if options.o and plans.best is not None:
-        save_plan(plans.best, options.o)
-    _print(plans, as_json=options.json)
-    if drawn.changes is not None and options.diff:
-        _print_changes(drawn.changes, options.of_script)
     return _exit_code(plans)
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Raise before the work what would be raised after it."""
+    if options.html:
+        from oomph.showing.html_page import check_page
+
+        check_page("plan", options.html)
+    if options.o:
+        from oomph.store import check_writable
+
+        check_writable(options.o)
 
 
 def _check_diff(options: argparse.Namespace, trained: str | Script) -> None:

@@ -28,12 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from oomph import verbs
 
+    if options.html:
+        from oomph.showing.html_page import check_page
+
+        check_page("report", options.html)
     watched = verbs.load_run(options.name)
     report = verbs.report(watched)
-    if options.html:
-        from oomph.showing.report_page import write_report_page
-
-        write_report_page(report, watched, options.html)
     if options.json:
         from oomph.records.stored import as_json
 
@@ -42,4 +42,8 @@ def run(options: argparse.Namespace) -> int:
         from oomph.showing.report import print_report
 
         print_report(report, watched)
+    if options.html:  # last: the answer is never lost to a file
+        from oomph.showing.report_page import write_report_page
+
+        write_report_page(report, watched, options.html)
     return 0

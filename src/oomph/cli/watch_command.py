@@ -43,6 +43,10 @@ def run(options: argparse.Namespace) -> int:
     from oomph import verbs
 
     probe = _probe(options)
+    if options.html:
+        from oomph.showing.html_page import check_page
+
+        check_page("report", options.html)
     watched = verbs.watch(options.of_script, probe)
     # Nobody wants to read it, or it cannot be written: the exit code is still the command's.
     with contextlib.suppress(KeyboardInterrupt, OSError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from oomph.errors import UsageError
@@ -26,6 +25,7 @@ from oomph.records.contradictions import contradiction_in
 from oomph.records.plan import Plan
 from oomph.records.stored import as_json, from_json_file, no_record
 from oomph.records.workload import OPTIMIZERS, Variant
+from oomph.store import write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,16 +97,7 @@ class Planned(Plan):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes plan.json, whole or not at all. See docs/plan-format.md."""
-        target = Path(path)
-        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            unfinished.write_text(as_json(self) + "\n", encoding="utf-8")
-            unfinished.replace(target)
-        except OSError as error:
-            unfinished.unlink(missing_ok=True)
-            raise UsageError(
-                f"{target} cannot be written", because=str(error), attempt="another place"
-            ) from None
+        write_whole(path, as_json(self) + "\n")
 
 
 def load_plan(path: str | os.PathLike[str]) -> Planned:

@@ -1,24 +1,32 @@
 """Data -> one HTML file that needs no network: a page of `web/`, with its data put into it.
 
-The pages are built by `make web` and lie in `page/`; a wheel carries them. Whatever a model, a
-command or a user is called, it arrives as data: nothing of it is read as HTML or as code.
+The pages lie in `page/`: `make web` builds them from `web/`, git and the wheel carry them. Whatever
+a model, a command or a user is called, it arrives as data: none of it is read as HTML or as code.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from oomph.errors import OomphError
+from oomph.store import check_writable, write_whole
 
 PAGES = Path(__file__).with_name("page")
 _DATA = '"the data of this page"'  # a JSON string, where the data comes
 _WORDS = "the words of this page"  # where the text comes that is shown without JavaScript
 # A browser ends a script at "</" and reads "<!--" inside it, whatever JSON says.
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
+
+
+def check_page(name: str, path: Path | str) -> None:
+    """Raise OomphError if the page of that name could not be written to `path`.
+
+    Asked before the work that fills the page, which may take minutes.
+    """
+    _built(name)
+    check_writable(path)
 
 
 def write_page(
@@ -29,7 +37,7 @@ def write_page(
     if words is not None:  # first: escaped, they cannot look like the place of the data
         page = _put(page, _WORDS, _as_text(words), name)
     page = _put(page, _DATA, _as_script(data), name)
-    _write_whole(Path(path), page)
+    write_whole(path, page)
 
 
 def read_parts(name: str, endings: Sequence[str]) -> dict[str, bytes]:
@@ -73,22 +81,5 @@ def _unusable(name: str, because: str) -> OomphError:
     return OomphError(
         f"the page for a {name} is not in this installation",
         because=because,
-        attempt="make web, or installing a wheel: it carries the page",
+        attempt="installing oomph again (pip install --force-reinstall), or `make web` in a clone",
     )
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Beside its place first, then moved: whoever opens it sees the old page or the new one."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-    except OSError as error:
-        raise OomphError(
-            f"{path} cannot be written",
-            because=error.strerror or str(error),
-            attempt="--html with a file in a directory that exists and is yours",
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            scratch.unlink()
