@@ -17,6 +17,7 @@ from oomph.records.workload import Variant
 from oomph.units import format_bytes, format_rate, format_ratio
 
 Seconds = Callable[[Variant], float | None]
+OF_LOADING = "the loader must keep up with"  # how a caveat begins that counts samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +204,7 @@ def _of_loading(best: Plan) -> str | None:
     if rate is None:
         return None
     return (
-        f"the loader must keep up with about {format_rate(rate)} samples a second:"
+        f"{OF_LOADING} about {format_rate(rate)} samples a second:"
         " DataLoader(num_workers=4, pin_memory=True, persistent_workers=True)"
     )
 

@@ -13,6 +13,8 @@ from oomph.units import format_bytes, format_rate, format_ratio
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from oomph.records.script import Seen
+
 _STYLES = {"yes": "bold green", "no": "bold red", "uncertain": "bold yellow"}
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "white")
 _BLOCKS = "█▓▒▞▚▤▥▦▧"  # told apart without colours, too
@@ -61,7 +63,7 @@ def print_prediction(prediction: Prediction) -> None:
 
 def _verdict(prediction: Prediction) -> str:
     variant = prediction.variant
-    how = _how(variant)
+    how = _how(variant, prediction.seen)
     fits = {
         "yes": "fits",
         "no": "does not fit",
@@ -76,7 +78,7 @@ def _verdict(prediction: Prediction) -> str:
     return f"{fits} on {each}{prediction.gpu}: {how}{retries}"
 
 
-def _how(variant: Variant) -> str:
+def _how(variant: Variant, seen: Seen | None) -> str:
     """How it is trained: all that is not as it was given."""
     said = {
         f"recomputed: {variant.checkpointing}": variant.checkpointing != "none",
@@ -90,7 +92,10 @@ def _how(variant: Variant) -> str:
         "expandable segments": variant.expandable_segments,
         variant.sharding: variant.num_gpus > 1,
     }
-    parts = [f"micro-batch {variant.micro_batch} x {variant.accumulation}", variant.precision]
+    split = f"micro-batch {variant.micro_batch} x {variant.accumulation}"
+    if seen is not None and not seen.is_batch_known:
+        split = "the script's own batch"
+    parts = [split, variant.precision]
     return ", ".join([*parts, *(words for words, is_so in said.items() if is_so)])
 
 

@@ -210,7 +210,12 @@ class _Rehearsal:
         self._enter("input")
         self.batch = None  # `for batch in loader` drops the old one before the new one is copied
         dtype = torch.bfloat16 if self.variant.precision == "pure-bf16" else None
-        self.batch = make_batch(self.workload.batch, self.variant.micro_batch, dtype)
+        self.batch = make_batch(
+            self.workload.batch,
+            self.variant.micro_batch,
+            dtype,
+            batch_size=self.workload.batch_size,
+        )
         self.example_elements = _elements(self.batch, self.variant.micro_batch)
         self._enter("forward")
         if self.buckets:

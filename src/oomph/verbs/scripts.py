@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 # Of one rehearsal: an import of a large library on a slow disk, and the data of an epoch.
 _LIMIT_S = 600.0
+_GUESSED = (
+    "no DataLoader feeds the model, and {}, the first dimension of what it is given, could not be"
+    " varied"
+)
 SMALL = 2  # examples, of the rehearsals with which a plan begins
 _MOST_MICRO_STEPS = 2  # more are like the second
 
@@ -49,9 +53,21 @@ class ScriptRehearser:
         self._second_point: Variant | None = None  # what a search for lines asks for next
 
     def hold_batch(self, why: str) -> None:
-        """From now on every rehearsal is at the script's own batch, which cannot be another."""
+        """From now on every rehearsal is at the script's own batch, which cannot be another.
+
+        One that no loader names, and that cannot be varied, was only taken for the batch.
+        """
         self._is_held = True
         self.refused |= dict.fromkeys(("accumulation", "batch-size"), why)
+        if self.seen.batch_from == "first dimension" and self.seen.batch_doubt is None:
+            self.seen = replace(self.seen, batch_doubt=_GUESSED.format(self.seen.micro_batch))
+
+    def as_planned(self, variant: Variant) -> Seen:
+        """The script as a plan sees it: a batch that is held is not divided, whatever it is."""
+        if not self._is_held:
+            return self.seen
+        given = {"micro_batch": variant.micro_batch, "accumulation": variant.accumulation}
+        return replace(self.seen, **given)  # type: ignore[arg-type] # both are numbers
 
     @property
     def micro_batch(self) -> int:
@@ -62,8 +78,8 @@ class ScriptRehearser:
             return self.given.micro_batch
         if self.seen.micro_batch is None:
             raise UsageError(
-                "the script's batch was not seen",
-                because="its model is given no tensor whose first dimension could be the batch",
+                "the batch size of the script is not known",
+                because=self.seen.batch_doubt,
                 attempt="a Workload, which says what a batch is",
             )
         return self.seen.micro_batch

@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from oomph.records.trace import Phase
+from oomph.tracing.outputs import tensors_of
 from oomph.tracing.pretend import is_pretended
 from oomph.tracing.script.given import Given
 from oomph.tracing.script.modules import ScriptModules
@@ -131,12 +132,15 @@ class Loop:
         leaves, _ = tree_flatten((args, kwargs))
         tensors = (unwrapped(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
         given = [tensor for tensor in tensors if tensor.dim()]
+        # Images of several sizes, and graphs, come in objects, whose tensors have no row each.
+        inside = [] if given else [unwrapped(one) for one in tensors_of(leaves)]
         self.note_line("forward")
         if not self.step_starts:
-            self._begin_training(given)
+            self._begin_training(given or inside)
         self.enter("forward")
         self.num_forwards += 1
-        self.given.called(module, given)
+        if given or inside:
+            self.given.called(module, given)
         return True
 
     def _begin_training(self, given: list[Any]) -> None:
