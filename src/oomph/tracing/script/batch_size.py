@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from oomph.errors import UsageError, UserCodeError
+from oomph.errors import OomphError, UsageError
 from oomph.records.script import Loader, Seen
 from oomph.tracing.script.loaders import Loaders
 from oomph.tracing.script.loop import Loop
@@ -90,7 +90,7 @@ class BatchSize:
         self.has_resized = True
         return tensor[:1].expand(self.wanted, *tensor.shape[1:]).contiguous()
 
-    def blamed(self, error: UserCodeError) -> UsageError | None:
+    def blamed(self, error: OomphError) -> UsageError | None:
         """An error of a script whose batch is not its own; None if it is its own."""
         if self.wanted is None:
             return None
