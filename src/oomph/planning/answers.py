@@ -155,6 +155,7 @@ def caveats(best: Plan | None, facts: Facts, seconds: Seconds) -> tuple[str, ...
         _of_precision(variant),
         _of_dropout(variant, facts),
         _of_loading(best),
+        _of_outputs(best),
     ]
     return tuple(said for said in found if said)
 
@@ -197,6 +198,17 @@ def _of_dropout(variant: Variant, facts: Facts) -> str | None:
     if variant.accumulation == 1 or not facts.has_dropout:
         return None
     return "dropout draws other masks for micro-batches: the same in the mean, not bit by bit"
+
+
+def _of_outputs(best: Plan) -> str | None:
+    """What the figure does not have, and the verdict does."""
+    more_bytes = best.prediction.outputs_bytes
+    if not more_bytes:
+        return None
+    return (
+        f"a loop that keeps `outputs` until the next step needs {format_bytes(more_bytes)} more:"
+        " --keeps outputs plans with it"
+    )
 
 
 def _of_loading(best: Plan) -> str | None:

@@ -99,6 +99,7 @@ class Seen:
     batch_from: Literal["loader", "first dimension", "second dimension"] | None = None
     num_rows: int | None = None  # that dimension, also where a loader says the size of a batch
     batch_doubt: str | None = None  # why the size of a batch is not known, or only guessed
+    kept_bytes: int = 0  # of what the model returned, that the loop keeps until the next batch
     loaders_beside: tuple[Loader, ...] = ()  # others that are read for each batch
 
     @property

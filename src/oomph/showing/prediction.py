@@ -35,6 +35,13 @@ def print_prediction(prediction: Prediction) -> None:
     if prediction.doubt:
         print_prose(console, f"do not trust this: {prediction.doubt}", "bold red")
     print_prose(console, _figures(prediction))
+    if prediction.outputs_bytes:
+        more = format_bytes(prediction.outputs_bytes)
+        print_prose(
+            console,
+            f"a loop that keeps `outputs` until the next step needs {more} more:"
+            " --keeps outputs counts it",
+        )
     _print_parts(console, prediction)
     print_prose(console, _moment(prediction))
     if prediction.host_bytes:

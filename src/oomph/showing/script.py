@@ -37,6 +37,9 @@ def _lines(seen: Seen) -> list[str]:
     found = [_model(seen), _batch(seen), _precision(seen)]
     if seen.loader is not None:
         found.append(_loader(seen))
+    if seen.kept_bytes:
+        kept = format_bytes(seen.kept_bytes)
+        found.append(f"the loop keeps {kept} of the model's outputs until the next step")
     if seen.longest_sequence is not None:
         found.append(
             f"the longest sequence of {seen.num_batches} batches is {seen.longest_sequence};"

@@ -100,6 +100,7 @@ class Observed:
             loader=loader,
             longest_sequence=loop.given.longest_sequence,
             num_batches=loop.given.num_batches,
+            kept_bytes=loop.kept_bytes,
             invented=invented,
             approximations=tuple(sorted(self.approximations)),
             has_stepped=bool(num_steps) or not loop.alive(),

@@ -52,6 +52,8 @@ def _watch_modules(
         loop.depth += 1
         try:
             returned = memo.called(self, original, args, kwargs, is_trained=is_trained)
+            if is_trained:
+                loop.note_returned(self, returned)
         finally:
             loop.depth -= 1
         return returned
