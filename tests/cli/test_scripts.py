@@ -419,3 +419,45 @@ def test_a_batch_of_graphs_is_divided_by_graphs(
     plans = json.loads(capsys.readouterr().out)["plans"]
     assert plans
     assert all(plan["micro_batch"] * plan["accumulate"] == 64 for plan in plans)
+
+
+def test_a_script_that_traces_or_stops_its_parent_is_rehearsed_all_the_same(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attack = """
+import ctypes, os, signal
+libc = ctypes.CDLL(None)
+libc.ptrace(16, os.getppid(), None, None)
+libc.ptrace(0x4206, os.getppid(), None, None)
+os.kill(os.getppid(), signal.SIGSTOP)
+assert os.listdir("/proc/self/fd") and open("/proc/self/environ").read()  # it is like any other
+"""
+    (train / "train.py").write_text(attack + TRAIN)
+    assert main(["predict", "train.py", "--gpu", "t4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seen"]["micro_batch"] == 32
+
+
+def test_the_last_that_a_script_wrote_is_shown_where_it_fails(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+import os, subprocess, sys
+print("epoch 0 begins")
+os.write(2, b"a library in C says why\\n")
+subprocess.run(["echo", "and so does a program"])
+sys.stderr.write("  3%|###   | 3/100 [00:01<00:31]\\r")
+print("\\x1b[31mthe disk\\x1b[0m")
+raise RuntimeError("broken")
+"""
+    (train / "train.py").write_text(text)
+    assert main(["predict", "train.py", "--gpu", "t4"]) == 2
+    told = capsys.readouterr().err
+    assert "RuntimeError: broken" in told
+    shown = told[told.index("the last that it wrote:") :]
+    for line in ("epoch 0 begins", "a library in C says why", "and so does a program", "the disk"):
+        assert line in shown
+    assert "3/100" not in shown
+    assert "\x1b" not in shown
+    (train / "train.py").write_text(text.replace("raise RuntimeError", "os._exit(3) #"))
+    assert main(["predict", "train.py", "--gpu", "t4"]) == 2
+    assert "a library in C says why" in capsys.readouterr().err

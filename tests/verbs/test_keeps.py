@@ -142,4 +142,4 @@ def test_nothing_else_can_be_kept_and_of_scripts_it_is_seen(tmp_path: Path) -> N
     script = oomph.Script(path=str(tmp_path / "script.py"))
     for verb in (oomph.predict, oomph.plan):
         with pytest.raises(UsageError, match="cannot be said"):
-            verb(script, gpu="t4", keeps="outputs")  # type: ignore[operator]
+            verb(script, gpu="t4", keeps="outputs")

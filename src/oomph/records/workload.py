@@ -21,8 +21,9 @@ OPTIMIZERS = ("as-is", "fused", "foreach", "for-loop", "8-bit", "adafactor", "sg
 
 def check_keeps(keeps: str | None) -> Keeps | None:
     """The same, if a loop can keep that. Raises UsageError."""
-    if keeps is None or keeps == "outputs" or keeps == "nothing":
-        return keeps
+    known: dict[str | None, Keeps | None] = {None: None, "outputs": "outputs", "nothing": "nothing"}
+    if keeps in known:
+        return known[keeps]
     raise UsageError(
         f"{keeps!r:.40} is nothing that a loop keeps of its model",
         because="it is outputs (`outputs = model(...)`) or nothing",

@@ -155,7 +155,7 @@ def _extent(tensor: Any) -> int:
     if not tensor.numel():
         return 0
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in pairs)
+    return 1 + sum(int((size - 1) * stride) for size, stride in pairs)
 
 
 def _real_like(tensor: Any) -> Any:

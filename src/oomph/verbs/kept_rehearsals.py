@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oomph.verbs.rehearsals import Rehearsed
 
     # A workload's file and name, and what its loop is said to keep.
-    Place = tuple[Path, str, Keeps | None]
+    Place = tuple[Path, str] | tuple[Path, str, Keeps | None]
 
 _MOST_ENTRIES = 40  # two for each workload, of some megabytes
 

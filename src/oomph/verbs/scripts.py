@@ -30,6 +30,7 @@ _GUESSED = (
 )
 SMALL = 2  # examples, of the rehearsals with which a plan begins
 _MOST_MICRO_STEPS = 2  # more are like the second
+_MOST_LINES, _LONGEST_LINE = 8, 300  # of what a script wrote before it failed
 
 
 class ScriptRehearser:
@@ -269,9 +270,18 @@ class Asking:
 
     def ask(self, request: bytes) -> bytes:
         """The answer of a rehearsal. Raises NoSandbox, DiedInside, OutOfTime and SpokeNonsense."""
+        from oomph.errors import UserCodeError
+        from oomph.tracing.script.answers import with_output
+
         if self._sandbox is None:
             self._sandbox = self._made()
-        return self._sandbox.ask(request, within_s=2 * _LIMIT_S)
+        sandbox = self._sandbox
+        try:
+            answer = sandbox.ask(request, within_s=2 * _LIMIT_S)
+        except UserCodeError as error:
+            error.printed = _last_lines(sandbox.output_of_request())
+            raise
+        return with_output(answer, _last_lines(sandbox.output_of_request()))
 
     def _made(self) -> Sandbox:
         from oomph.running.sandbox import Sandbox
@@ -281,6 +291,15 @@ class Asking:
             self._say(f"not protected: {sandbox.protection.why}")
         self._say("rehearsing the script as it is")
         return sandbox
+
+
+def _last_lines(output: str) -> tuple[str, ...]:
+    """Those that say something: no progress bars, and nothing that would move the cursor."""
+    from oomph.tracing.script.last_words import without_bars
+
+    lines = without_bars(output)[-_MOST_LINES:]
+    printable = ("".join(c for c in line if c.isprintable() or c == "\t") for line in lines)
+    return tuple(line[:_LONGEST_LINE] for line in printable)
 
 
 def _check_torch() -> None:

@@ -117,7 +117,7 @@ def test_an_error_in_oomphs_code_is_not_blamed_on_the_script_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> None:
-        _ = {}["a rule that is wrong"]
+        dict[str, str]()["a rule that is wrong"]
 
     monkeypatch.setattr("oomph.tracing.script.by_value.decided", broken)
     with pytest.raises(OomphError) as caught:
