@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import torch
 
-from oomph.errors import UsageError, UserCodeError
+import oomph
+from oomph import Workload
+from oomph.errors import OomphError, UsageError, UserCodeError
 from oomph.tracing.child import in_a_child
 
 
@@ -94,3 +98,22 @@ print(in_a_child(lambda: float((large.add(1) @ large).sum())))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert float(done.stdout) == 2 * 2000.0**3
+
+
+def test_an_op_that_cannot_be_pretended_is_no_error_of_the_workload() -> None:
+    def loss(model: Any, batch: Any) -> Any:
+        return torch.linalg.lstsq(model(batch), batch).solution.mean()
+
+    workload = Workload(
+        model=lambda: torch.nn.Linear(8, 8),
+        batch=lambda n: torch.zeros(n, 8),
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters),
+        batch_size=8,
+    )
+    with pytest.raises(OomphError) as raised:
+        oomph.predict(workload, gpu="t4")
+    told = str(raised.value)
+    assert "oomph cannot rehearse aten.linalg_lstsq.default" in told
+    assert "please report aten.linalg_lstsq.default(float32[2, 8]" in told
+    assert f"called at {__file__}:" in told

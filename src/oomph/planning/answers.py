@@ -17,6 +17,7 @@ from oomph.records.workload import Variant
 from oomph.units import format_bytes, format_rate, format_ratio
 
 Seconds = Callable[[Variant], float | None]
+OF_LOADING = "the loader must keep up with"  # how a caveat begins that counts samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +155,7 @@ def caveats(best: Plan | None, facts: Facts, seconds: Seconds) -> tuple[str, ...
         _of_precision(variant),
         _of_dropout(variant, facts),
         _of_loading(best),
+        _of_outputs(best),
     ]
     return tuple(said for said in found if said)
 
@@ -198,12 +200,23 @@ def _of_dropout(variant: Variant, facts: Facts) -> str | None:
     return "dropout draws other masks for micro-batches: the same in the mean, not bit by bit"
 
 
+def _of_outputs(best: Plan) -> str | None:
+    """What the figure does not have, and the verdict does."""
+    more_bytes = best.prediction.outputs_bytes
+    if not more_bytes:
+        return None
+    return (
+        f"a loop that keeps `outputs` until the next step needs {format_bytes(more_bytes)} more:"
+        " --keeps outputs plans with it"
+    )
+
+
 def _of_loading(best: Plan) -> str | None:
     rate = best.prediction.samples_per_s
     if rate is None:
         return None
     return (
-        f"the loader must keep up with about {format_rate(rate)} samples a second:"
+        f"{OF_LOADING} about {format_rate(rate)} samples a second:"
         " DataLoader(num_workers=4, pin_memory=True, persistent_workers=True)"
     )
 

@@ -155,6 +155,7 @@ def assemble_weights(
         ),
         notes=notes,
         doubt=doubt,
+        outputs_bytes=of_outputs,
     )
 
 

@@ -28,6 +28,7 @@ class Conversation:
         self._output = output
         self._unread = bytearray()
         self._printed = bytearray()
+        self.num_printed = 0  # bytes so far, of which the last are kept
         self._open = {requests, answers, output}
         for descriptor in self._open:
             os.set_blocking(descriptor, False)
@@ -98,14 +99,16 @@ class Conversation:
         if not piece:
             self._shut(self._output)
         self._printed += piece
+        self.num_printed += len(piece)
         del self._printed[:-KEPT_OUTPUT_BYTES]
         return bool(piece)
 
-    def output(self) -> str:
-        """The last of what was printed inside."""
+    def output(self, since: int = 0) -> str:
+        """The last of what was printed inside, after so many bytes."""
         while self._output in self._open and self._read_output():
             pass
-        return self._printed.decode(errors="replace")
+        num_new = min(self.num_printed - since, len(self._printed))
+        return self._printed[len(self._printed) - num_new :].decode(errors="replace")
 
     def _shut(self, descriptor: int) -> None:
         self._open.remove(descriptor)

@@ -89,6 +89,7 @@ def _path(place: tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> P
         str(place[0].resolve()),
         place[1],
         {field.name: getattr(wish, field.name) for field in fields(How)},
+        wish.keeps,
         capability,
     )
     digest = hashlib.sha256(json.dumps(decided_by).encode()).hexdigest()

@@ -99,7 +99,8 @@ class _Rehearsal:
         self.workload, self.variant, self.recorder, self.apply = workload, variant, recorder, apply
         self.is_step_alone = is_step_alone
         self.gradients: set[int] = set()
-        self.outputs: set[int] = set()
+        self.outputs: set[int] = set()  # where nobody says whether the loop keeps them
+        self.kept: Any = None
         self.loss: Any = None
         self.batch: Any = None
         self.example_elements: int | None = None
@@ -166,7 +167,11 @@ class _Rehearsal:
             self.gradients.add(number)
 
     def _note_outputs(self, _: Any, __: Any, returned: Any) -> None:
-        """What the loop is given: whether it keeps that until the next step is not known."""
+        """What the loop is given: it keeps that until the next, or not, or that is not known."""
+        if self.workload.keeps == "outputs":
+            self.kept = returned
+        if self.workload.keeps is not None:
+            return
         tensors = [ranks.local_part(tensor) for tensor in tensors_of(returned)]
         numbers = map(self.recorder.number_of, tensors)
         self.outputs |= {number for number in numbers if number is not None}
@@ -210,7 +215,12 @@ class _Rehearsal:
         self._enter("input")
         self.batch = None  # `for batch in loader` drops the old one before the new one is copied
         dtype = torch.bfloat16 if self.variant.precision == "pure-bf16" else None
-        self.batch = make_batch(self.workload.batch, self.variant.micro_batch, dtype)
+        self.batch = make_batch(
+            self.workload.batch,
+            self.variant.micro_batch,
+            dtype,
+            batch_size=self.workload.batch_size,
+        )
         self.example_elements = _elements(self.batch, self.variant.micro_batch)
         self._enter("forward")
         if self.buckets:

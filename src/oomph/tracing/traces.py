@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from oomph.errors import UsageError
 from oomph.records.trace import Trace
-from oomph.records.workload import How, Variant, Workload
+from oomph.records.workload import How, Keeps, Variant, Workload
 from oomph.tracing.child import in_a_child
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Wish(How):
     """How to train, as far as the user has said."""
 
     micro_batch: int | None = None  # None: the whole batch at once
+    keeps: Keeps | None = None  # None: as the workload says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ def _traced(
     exactly: bool = False,
 ) -> Traced:
     before = set(sys.modules)
-    made = workload if isinstance(workload, Workload) else loaded(*workload)
+    made = keeping(workload if isinstance(workload, Workload) else loaded(*workload), wish.keeps)
     from oomph.tracing.rehearse import rehearse
     from oomph.tracing.self_test import prepare_and_test
 
@@ -123,6 +124,11 @@ def loaded(path: Path, name: str) -> Workload:
     from oomph.tracing.loading import load
 
     return load(path, name)
+
+
+def keeping(workload: Workload, keeps: Keeps | None) -> Workload:
+    """The workload whose loop keeps this; None: as it says itself."""
+    return workload if keeps is None else replace(workload, keeps=keeps)
 
 
 def users_files(before: set[str]) -> tuple[str, ...]:

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from oomph.records.workload import Keeps
     from oomph.verbs.rehearsals import Rehearsed
 
+    # A workload's file and name, and what its loop is said to keep.
+    Place = tuple[Path, str] | tuple[Path, str, Keeps | None]
 
 _MOST_ENTRIES = 40  # two for each workload, of some megabytes
 
 
-def find(place: tuple[Path, str], capability: tuple[int, int]) -> Rehearsed | None:
+def find(place: Place, capability: tuple[int, int]) -> Rehearsed | None:
     """What is known of a workload, if it is still true; what cannot be read is made anew."""
     from oomph.predicting.footprint_file import from_bytes
     from oomph.tracing.cache import hashes
@@ -37,7 +40,7 @@ def find(place: tuple[Path, str], capability: tuple[int, int]) -> Rehearsed | No
         return None
 
 
-def keep(place: tuple[Path, str], capability: tuple[int, int], rehearsed: Rehearsed) -> None:
+def keep(place: Place, capability: tuple[int, int], rehearsed: Rehearsed) -> None:
     """Keep it. A cache that cannot be written is no error: the answer is there already."""
     from oomph.predicting.footprint_file import to_bytes
     from oomph.records.stored import to_jsonable
@@ -67,7 +70,7 @@ def keep(place: tuple[Path, str], capability: tuple[int, int], rehearsed: Rehear
         drop_oldest(path.parent, _MOST_ENTRIES)
 
 
-def keep_replays(place: tuple[Path, str], capability: tuple[int, int], found: Rehearsed) -> None:
+def keep_replays(place: Place, capability: tuple[int, int], found: Rehearsed) -> None:
     """Keep what was replayed of rehearsals that are kept already."""
     from oomph.records.stored import to_jsonable
     from oomph.tracing.cache import hashes, write
@@ -147,7 +150,7 @@ def _rehearsed(footprints: dict[str, Any], facts: dict[str, Any]) -> Rehearsed:
     )
 
 
-def _path(place: tuple[Path, str], capability: tuple[int, int]) -> Path:
+def _path(place: Place, capability: tuple[int, int]) -> Path:
     from oomph.tracing.cache import cache_directory, hashes_of_rooms
     from oomph.tracing.kept import installed
 
@@ -156,7 +159,7 @@ def _path(place: tuple[Path, str], capability: tuple[int, int]) -> Path:
         sys.version,
         installed(),
         str(place[0].resolve()),
-        place[1],
+        *place[1:],
         capability,
     )
     digest = hashlib.sha256(json.dumps(decided_by).encode()).hexdigest()

@@ -93,6 +93,8 @@ def _not_compared(figures: Figures, searched: Searched) -> list[Rejected]:
     from oomph.records.plan import Rejected
 
     if figures.lines.points:
+        if "accumulation" in figures.rehearsed.refused:  # a script's batch that cannot be another
+            return []
         sizes = ", ".join(map(str, sorted(figures.lines.points, reverse=True)))
         return [
             Rejected(

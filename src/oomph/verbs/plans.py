@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from oomph.records.check import Checks
     from oomph.records.plan import Plan, Plans, Preference, Stability
     from oomph.records.script import Script
-    from oomph.records.workload import Workload
+    from oomph.records.workload import Keeps, Workload
     from oomph.verbs.plan_search import Drawn
     from oomph.verbs.rehearsals import Asked
     from oomph.verbs.targets import Target
@@ -35,6 +35,7 @@ def plan(
     target_memory: float = 1.0,
     prefer: Preference = "balance",
     checks: Checks | Path | str | None = None,
+    keeps: Keeps | None = None,
     unprotected: bool = False,
     fresh: bool = False,
     say: Say | None = None,
@@ -45,11 +46,13 @@ def plan(
     training is considered only where `allow` names it; `forbid` names tricks to leave out.
     `target_memory` is the share of the GPU that may be used. `say` is told what goes on.
     `checks` are those of oomph.check, or their file: what they prove of a trick counts, and not
-    what is assumed of models in general.
+    what is assumed of models in general. `keeps="outputs"` plans for a loop that keeps what the
+    model returned until the next step, "nothing" for one that does not.
     A script (its path, or a Script with its arguments) is rehearsed as it is, in a sandbox;
     `unprotected` lets it run where there can be none, `fresh` rehearses it again though the
     answers are kept.
     """
+    from oomph.records.workload import check_keeps
     from oomph.verbs.rehearsals import Asked
 
     asked = Asked(
@@ -60,6 +63,7 @@ def plan(
         prefer=prefer,
         target_ratio=target_memory,
         checked=checked_tricks(checks),
+        keeps=check_keeps(keeps),
     )
     drawn = plan_and_draw(
         workload,
@@ -113,8 +117,10 @@ def plan_and_draw(
     _check_memory(target)
     script = as_script(workload)
     if script is not None:
+        from oomph.verbs.predictions import refuse_keeps
         from oomph.verbs.script_plans import plan_script
 
+        refuse_keeps(asked.keeps)
         return plan_script(
             script,
             asked,
@@ -129,9 +135,11 @@ def plan_and_draw(
     capability = traces.kind_of(target.capability)
     name = workload if isinstance(workload, str) else "workload"
     search = Search(asked, target, name, say or (lambda _: None), draws=draws)
+    keeps = asked.keeps
     if not isinstance(place, tuple):
-        return with_rehearser(place, capability, apply, search.run)[0]
-    known = kept_rehearsals.find(place, capability)
+        return with_rehearser(place, capability, apply, search.run, keeps=keeps)[0]
+    entry = (*place, keeps)
+    known = kept_rehearsals.find(entry, capability)
     if known is not None:
         num_known = len(known.replays) + len(known.weighed)
         try:
@@ -140,10 +148,12 @@ def plan_and_draw(
             pass
         else:
             if len(known.replays) + len(known.weighed) > num_known:
-                kept_rehearsals.keep_replays(place, capability, known)
+                kept_rehearsals.keep_replays(entry, capability, known)
             return drawn
-    drawn, rehearsed = with_rehearser(place, capability, apply, lambda r: search.run(r, known))
-    kept_rehearsals.keep(place, capability, rehearsed)
+    drawn, rehearsed = with_rehearser(
+        place, capability, apply, lambda r: search.run(r, known), keeps=keeps
+    )
+    kept_rehearsals.keep(entry, capability, rehearsed)
     return drawn
 
 

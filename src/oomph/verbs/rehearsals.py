@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oomph.records.plan import Preference, Stability
     from oomph.records.possible import Possible
     from oomph.records.trace import Op, Trace
-    from oomph.records.workload import Variant
+    from oomph.records.workload import Keeps, Variant
 
     Say = Callable[[str], None]
 
@@ -38,6 +38,7 @@ class Asked:
     prefer: Preference = "balance"
     target_ratio: float = 1.0  # of what CUDA can have of the GPU
     checked: Mapping[str, Stability] = field(default_factory=dict)  # of tricks, by oomph check
+    keeps: Keeps | None = None  # of what the model returns; None: as the workload says
 
 
 class Rehearser(Protocol):

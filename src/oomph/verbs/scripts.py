@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 
 # Of one rehearsal: an import of a large library on a slow disk, and the data of an epoch.
 _LIMIT_S = 600.0
+_GUESSED = (
+    "no DataLoader feeds the model, and {}, the first dimension of what it is given, could not be"
+    " varied"
+)
 SMALL = 2  # examples, of the rehearsals with which a plan begins
 _MOST_MICRO_STEPS = 2  # more are like the second
+_MOST_LINES, _LONGEST_LINE = 8, 300  # of what a script wrote before it failed
 
 
 class ScriptRehearser:
@@ -49,9 +54,21 @@ class ScriptRehearser:
         self._second_point: Variant | None = None  # what a search for lines asks for next
 
     def hold_batch(self, why: str) -> None:
-        """From now on every rehearsal is at the script's own batch, which cannot be another."""
+        """From now on every rehearsal is at the script's own batch, which cannot be another.
+
+        One that no loader names, and that cannot be varied, was only taken for the batch.
+        """
         self._is_held = True
         self.refused |= dict.fromkeys(("accumulation", "batch-size"), why)
+        if self.seen.batch_from == "first dimension" and self.seen.batch_doubt is None:
+            self.seen = replace(self.seen, batch_doubt=_GUESSED.format(self.seen.micro_batch))
+
+    def as_planned(self, variant: Variant) -> Seen:
+        """The script as a plan sees it: a batch that is held is not divided, whatever it is."""
+        if not self._is_held:
+            return self.seen
+        given = {"micro_batch": variant.micro_batch, "accumulation": variant.accumulation}
+        return replace(self.seen, **given)  # type: ignore[arg-type] # both are numbers
 
     @property
     def micro_batch(self) -> int:
@@ -62,8 +79,8 @@ class ScriptRehearser:
             return self.given.micro_batch
         if self.seen.micro_batch is None:
             raise UsageError(
-                "the script's batch was not seen",
-                because="its model is given no tensor whose first dimension could be the batch",
+                "the batch size of the script is not known",
+                because=self.seen.batch_doubt,
                 attempt="a Workload, which says what a batch is",
             )
         return self.seen.micro_batch
@@ -253,9 +270,18 @@ class Asking:
 
     def ask(self, request: bytes) -> bytes:
         """The answer of a rehearsal. Raises NoSandbox, DiedInside, OutOfTime and SpokeNonsense."""
+        from oomph.errors import UserCodeError
+        from oomph.tracing.script.answers import with_output
+
         if self._sandbox is None:
             self._sandbox = self._made()
-        return self._sandbox.ask(request, within_s=2 * _LIMIT_S)
+        sandbox = self._sandbox
+        try:
+            answer = sandbox.ask(request, within_s=2 * _LIMIT_S)
+        except UserCodeError as error:
+            error.printed = _last_lines(sandbox.output_of_request())
+            raise
+        return with_output(answer, _last_lines(sandbox.output_of_request()))
 
     def _made(self) -> Sandbox:
         from oomph.running.sandbox import Sandbox
@@ -265,6 +291,15 @@ class Asking:
             self._say(f"not protected: {sandbox.protection.why}")
         self._say("rehearsing the script as it is")
         return sandbox
+
+
+def _last_lines(output: str) -> tuple[str, ...]:
+    """Those that say something: no progress bars, and nothing that would move the cursor."""
+    from oomph.tracing.script.last_words import without_bars
+
+    lines = without_bars(output)[-_MOST_LINES:]
+    printable = ("".join(c for c in line if c.isprintable() or c == "\t") for line in lines)
+    return tuple(line[:_LONGEST_LINE] for line in printable)
 
 
 def _check_torch() -> None:

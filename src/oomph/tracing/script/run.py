@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from oomph.errors import OomphError, UsageError, UserCodeError
 from oomph.records.pace import SWITCH
 from oomph.records.script import Overrides, PretendedGpu, Script
+from oomph.tracing import limits
+from oomph.tracing.script import missing_modules
 from oomph.tracing.script.last_words import LastWords, listen
 from oomph.tracing.script.process import HandOver, in_a_group
 from oomph.tracing.script.users_line import OURS, in_words, is_users, know_own, users_line
@@ -150,11 +152,17 @@ def _raise_exit(error: SystemExit, script: Script, words: LastWords) -> NoReturn
     ) from error
 
 
-def explained(error: BaseException, script: Script, inventions: Inventions) -> UserCodeError:
-    """An error of the script's, with its own line."""
+def explained(error: BaseException, script: Script, inventions: Inventions) -> OomphError:
+    """An error of the script's, with its own line; or a limit of oomph's, called one."""
     told = " ".join(str(error).split())[:500]
     place = _line_of(error)
     because, attempt = f"{type(error).__name__}: {told}", _advice(error, script)
+    limit = limits.refused(error, in_words(place))
+    if limit is not None:
+        return limit
+    if limits.is_in_doubt(error):
+        found = limits.report(limits.pretended_op(error))
+        attempt += f"; if it works there, the error is oomph's own: please report {found}"
     if place is not None and inventions.has_read(place):
         because += "; that line read a value that only training would have, and that is made up"
         attempt = "a stand-in for what reads it while rehearsing, or a Workload"
@@ -180,15 +188,23 @@ def _advice(error: BaseException, script: Script) -> str:
     if isinstance(error, FileNotFoundError):
         return "putting that file where the script looks for it"
     if isinstance(error, ModuleNotFoundError) and error.name:
-        package = str(error.name).partition(".")[0]
-        return f"pip install {package}"
+        return missing_modules.advice(str(error.name), _file_of(script), Path.cwd())
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        found = missing_modules.advice_on_relative_import(_file_of(script))
+        if found is not None:
+            return found
     if isinstance(error, KeyError) and error.args and error.args[0] in _OF_LAUNCHERS:
         return f"setting {error.args[0]} as torchrun does for one process: {_ALONE}"
     if _is_of_network(error):
         return "starting it once by itself, for its downloads: a rehearsal has no network"
-    if _is_of_torch(error) or _is_of_triton(error):
-        return "a stand-in in plain torch for what is called there, or a Workload"
+    if _is_of_triton(error):
+        return limits.STAND_IN
     return f"running `python {script.path or '-m ' + str(script.module)}` by itself"
+
+
+def _file_of(script: Script) -> Path:
+    """The script; of a module, what would lie where it is started."""
+    return Path(script.path or f"{str(script.module).replace('.', '/')}.py").absolute()
 
 
 # What torchrun sets: https://docs.pytorch.org/docs/stable/elastic/run.html
@@ -210,13 +226,6 @@ def _is_of_network(error: BaseException) -> bool:
         known.append(one)
         one = one.__cause__ or one.__context__
     return any(isinstance(e, ConnectionError) or type(e).__name__ in _OF_NETWORK for e in known)
-
-
-def _is_of_torch(error: BaseException) -> bool:
-    """An op that has no kernel for tensors without memory: not what a library refuses itself."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1].filename if frames else ""
-    return isinstance(error, NotImplementedError) and ("/torch/" in last or last.startswith(OURS))
 
 
 def _is_of_triton(error: BaseException) -> bool:
