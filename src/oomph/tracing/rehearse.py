@@ -75,6 +75,7 @@ def rehearse(
     gc.disable()  # on a GPU, too, frees follow reference counts; cycles would die at random times
     recorder = Recorder(capability)
     compiled.pass_over(recorder.notes.add)
+    pretend.Lie.real, pretend.Lie.give = recorder.real, recorder.shadows.give
     streams.Now.begin(partial(ranks.note_wait, recorder))
     divides = divides_parameters(variant)
     world = ranks.one_of(variant.num_gpus, recorder) if divides else contextlib.nullcontext()
@@ -110,11 +111,11 @@ class _Rehearsal:
         recorder, variant = self.recorder, self.variant
         pure = torch.bfloat16 if variant.precision == "pure-bf16" else None
         recorder.computes = False
-        self.model = build(self.workload.model)
+        self.model = build(self.workload.model, recorder.notes.add)
         compiled.note_if_compiled(self.model, recorder.notes.add)
-        with without_memory():
+        with without_memory(recorder.notes.add):
             self.model = self.apply.put_on_built(self.model, variant)
-        materialise(self.model, pure)
+        materialise(self.model, recorder.shadows.give, pure)
         self.model.train()
         self._put_on_model()
         num_parameters = len(recorder.sizes)
