@@ -255,7 +255,15 @@ class Asking:
         """The answer of a rehearsal. Raises NoSandbox, DiedInside, OutOfTime and SpokeNonsense."""
         if self._sandbox is None:
             self._sandbox = self._made()
-        return self._sandbox.ask(request, within_s=2 * _LIMIT_S)
+        return self._sandbox.ask(request, within_s=2 * _LIMIT_S, on_output=self._pass_on)
+
+    def _pass_on(self, printed: bytes) -> None:
+        """Of what is printed inside, what the rehearsal itself says of how far it has come."""
+        from oomph.records.script import PROGRESS
+
+        for line in printed.decode(errors="replace").splitlines():
+            if line.startswith(PROGRESS):
+                self._say(line.removeprefix(PROGRESS))
 
     def _made(self) -> Sandbox:
         from oomph.running.sandbox import Sandbox
