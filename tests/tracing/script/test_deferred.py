@@ -73,6 +73,9 @@ read("joined", torch.cat([torch.rand(1100, 1000), torch.rand(1100, 1000)]))
 target = torch.rand(1100, 1000)
 target.copy_(torch.ones(1100, 1000))
 read("copied over", target)
+found["bytes"] = torch.rand(1100, 1000).untyped_storage()[4_000_001]
+found["typed"] = torch.rand(1100, 1000).storage()[1_000_001]
+read("shared", torch.from_dlpack(torch.rand(1100, 1000)))
 own = torch.Generator().manual_seed(5)
 read("by a generator", torch.randn(1100, 1000, generator=own))
 found["hashed"] = torch.get_rng_state().sum().item()
