@@ -8,6 +8,9 @@ from typing import Literal
 
 from oomph.records.workload import How
 
+# How a line begins in which a rehearsal tells how far it is, among what the script prints.
+PROGRESS = "oomph rehearsal: "
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:

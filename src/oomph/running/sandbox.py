@@ -69,14 +69,20 @@ class Sandbox:
             self._is_closed = False
             self._start_unwalled(serve, error)
 
-    def ask(self, request: bytes, *, within_s: float | None = None) -> bytes:
+    def ask(
+        self,
+        request: bytes,
+        *,
+        within_s: float | None = None,
+        on_output: Callable[[bytes], None] = lambda _: None,
+    ) -> bytes:
         """Hand in a request and wait for its answer. Any failure ends everything inside."""
         if self._is_closed:
             raise DiedInside("the sandbox is closed", because=_in_words(self._exit_code))
         self._talk.output()
         self._asked_at = self._talk.num_printed
         try:
-            answer = self._talk.hear(request, within_s=within_s)
+            answer = self._talk.hear(request, within_s=within_s, on_output=on_output)
         except BaseException:
             self.close()
             raise

@@ -277,11 +277,19 @@ class Asking:
             self._sandbox = self._made()
         sandbox = self._sandbox
         try:
-            answer = sandbox.ask(request, within_s=2 * _LIMIT_S)
+            answer = sandbox.ask(request, within_s=2 * _LIMIT_S, on_output=self._pass_on)
         except UserCodeError as error:
             error.printed = _last_lines(sandbox.output_of_request())
             raise
         return with_output(answer, _last_lines(sandbox.output_of_request()))
+
+    def _pass_on(self, printed: bytes) -> None:
+        """Of what is printed inside, what the rehearsal itself says of how far it has come."""
+        from oomph.records.script import PROGRESS
+
+        for line in printed.decode(errors="replace").splitlines():
+            if line.startswith(PROGRESS):  # a script may print such lines, too: only text passes
+                self._say("".join(c for c in line.removeprefix(PROGRESS) if c.isprintable()))
 
     def _made(self) -> Sandbox:
         from oomph.running.sandbox import Sandbox
@@ -295,9 +303,11 @@ class Asking:
 
 def _last_lines(output: str) -> tuple[str, ...]:
     """Those that say something: no progress bars, and nothing that would move the cursor."""
+    from oomph.records.script import PROGRESS
     from oomph.tracing.script.last_words import without_bars
 
-    lines = without_bars(output)[-_MOST_LINES:]
+    told = (line for line in without_bars(output) if not line.startswith(PROGRESS))
+    lines = list(told)[-_MOST_LINES:]
     printable = ("".join(c for c in line if c.isprintable() or c == "\t") for line in lines)
     return tuple(line[:_LONGEST_LINE] for line in printable)
 

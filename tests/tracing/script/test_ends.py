@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from oomph.errors import OomphError, UserCodeError
-from oomph.records.script import Overrides, Script
+from oomph.records.script import PROGRESS, Overrides, Script
+from oomph.tracing.script import run
 from oomph.tracing.script.run import rehearse_script
 from oomph.training import apply
-from tracing.script.rehearsed import GPU, rehearsed
+from tracing.script.rehearsed import GPU, LOOP, rehearsed
 
 HEAD = """\
 import os, sys, time, torch
@@ -353,3 +354,40 @@ def test_a_process_whose_torch_has_computed_on_threads_can_ask(tmp_path: Path) -
     text = HEAD + "torch.set_num_threads(8)\ntorch.randn(2000, 2000) @ torch.randn(2000, 2000)\n"
     _, seen = rehearsed(tmp_path, text + "step(); step()\n")
     assert seen.num_optimizer_steps == 2
+
+
+def test_a_long_loop_tells_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "TELLS_EVERY_S", 0.01)
+    text = """
+import time, torch
+from torch import nn
+import torch.nn.functional as F
+cell, head = nn.GRUCell(16, 16).cuda(), nn.Linear(16, 4).cuda()
+class Unrolled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = cell, head
+    def forward(self, x):
+        state = torch.zeros_like(x)
+        for _ in range(50):
+            state = self.cell(x, state)
+            time.sleep(0.05)  # as thousands of steps take
+        return self.head(state)
+model = Unrolled()
+"""
+    rehearsed(tmp_path, text + LOOP)
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith(PROGRESS)]
+    assert told
+    assert all("ops so far" in line and "given up after 600 s" in line for line in told)
+    assert any("train.py:" in line for line in told)
+
+
+def test_what_a_rehearsal_tells_is_passed_on_from_the_sandbox() -> None:
+    from oomph.verbs.scripts import Asking
+
+    said: list[str] = []
+    asking = Asking(Script(path="train.py"), GPU, said.append, is_unprotected=False)
+    asking._pass_on(f"epoch 1\n{PROGRESS}after 15 s 9 ops\nloss 1.0\n".encode())
+    assert said == ["after 15 s 9 ops"]

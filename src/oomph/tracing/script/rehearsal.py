@@ -16,6 +16,7 @@ from oomph.tracing.script import (
     cuda,
     devices,
     drawings,
+    draws,
     factories,
     files,
     fused_attention,
@@ -85,7 +86,10 @@ class Rehearsal:
         reading.install(recorder)
         factories.install(recorder, partial(self.batch_size.made, loop=loop))
         self._asked_gpu = cuda.install(recorder, gpu, approximate)
-        files.install(recorder.host)
+        files.install(recorder.host, recorder.deferred.flush, recorder.deferred.write)
+        draws.install(recorder.draws)
+        recorder.deferred.approximate = approximate
+        recorder.deferred.install(lambda tensor: recorder.host.of(tensor) == "cpu")
         refusals.install(approximate, self.fail)
         fused_attention.install(approximate)
         drawings.install()

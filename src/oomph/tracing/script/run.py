@@ -6,6 +6,7 @@ process. What it writes, it writes: whoever starts this keeps it in a sandbox.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from oomph.errors import OomphError, UsageError, UserCodeError
 from oomph.records.pace import SWITCH
-from oomph.records.script import Overrides, PretendedGpu, Script
+from oomph.records.script import PROGRESS, Overrides, PretendedGpu, Script
 from oomph.tracing import limits
 from oomph.tracing.script import missing_modules
 from oomph.tracing.script.last_words import LastWords, listen
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from oomph.tracing.script.rehearsal import Inspect, Rehearsal
 
 LIMIT_S = 600.0
+TELLS_EVERY_S = 15.0
 
 
 def rehearse_script(
@@ -243,17 +245,30 @@ def _line_of(error: BaseException) -> tuple[str, int] | None:
 
 
 def _watch_the_clock(limit_s: float, rehearsal: Any, hand_over: HandOver) -> None:
-    """A thread that ends a script which does not come to its second step."""
+    """A thread that tells how far a script is, and ends one that makes no second step."""
     main = threading.main_thread().ident
-    deadline = time.monotonic() + limit_s
+    start = time.monotonic()
+
+    def place() -> str:
+        return in_words(users_line(sys._current_frames().get(main or 0)))
 
     def watch() -> None:
-        while time.monotonic() < deadline:
-            time.sleep(min(1.0, max(deadline - time.monotonic(), 0.01)))
-        place = in_words(users_line(sys._current_frames().get(main or 0)))
-        hand_over((False, _too_long(limit_s, place, rehearsal)))
+        told_at = start
+        while (now := time.monotonic()) < start + limit_s:
+            if now - told_at >= TELLS_EVERY_S:
+                told_at = now
+                _tell(f"{rehearsal.told()}; it is at {place()}", now - start, limit_s)
+            time.sleep(min(1.0, max(start + limit_s - now, 0.01)))
+        hand_over((False, _too_long(limit_s, place(), rehearsal)))
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _tell(how_far: str, passed_s: float, limit_s: float) -> None:
+    """Where the script cannot have replaced it. Whoever has no terminal may keep what is told."""
+    left = f"given up after {limit_s:.0f} s"
+    with contextlib.suppress(OSError):
+        os.write(2, f"{PROGRESS}after {passed_s:.0f} s {how_far} ({left})\n".encode())
 
 
 def _too_long(limit_s: float, place: str, rehearsal: Any) -> UserCodeError:
