@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Ask = Callable[[bytes], bytes]
 
 # Of one rehearsal: an import of a large library on a slow disk, and the data of an epoch.
-_LIMIT_S = 600.0
+_LIMIT, _USUAL_LIMIT = "OOMPH_REHEARSAL_LIMIT", "10m"  # how long one rehearsal may take
 _GUESSED = (
     "no DataLoader feeds the model, and {}, the first dimension of what it is given, could not be"
     " varied"
@@ -244,6 +244,7 @@ def rehearser_of(
     from oomph.verbs.kept_scripts import KeptScript
 
     _check_torch()
+    limit_s()  # a wrong one is an error now, and not in the sandbox
     gpu = pretended(target)
     with Asking(script, gpu, say, is_unprotected=is_unprotected) as asking:
         ask = asking.ask
@@ -277,7 +278,7 @@ class Asking:
             self._sandbox = self._made()
         sandbox = self._sandbox
         try:
-            answer = sandbox.ask(request, within_s=2 * _LIMIT_S, on_output=self._pass_on)
+            answer = sandbox.ask(request, within_s=2 * limit_s(), on_output=self._pass_on)
         except UserCodeError as error:
             error.printed = _last_lines(sandbox.output_of_request())
             raise
@@ -299,6 +300,15 @@ class Asking:
             self._say(f"not protected: {sandbox.protection.why}")
         self._say("rehearsing the script as it is")
         return sandbox
+
+
+def limit_s() -> float:
+    """How long one rehearsal of a script may take. Raises UsageError."""
+    import os
+
+    from oomph.units import parse_duration
+
+    return parse_duration(os.environ.get(_LIMIT) or _USUAL_LIMIT)
 
 
 def _last_lines(output: str) -> tuple[str, ...]:
@@ -364,7 +374,7 @@ def _answered(script: Script, gpu: PretendedGpu, request: bytes) -> bytes:
 
     try:
         overrides = answers.asked(request)
-        found = rehearse_script(script, gpu, overrides, apply, inspect=possible, limit_s=_LIMIT_S)
+        found = rehearse_script(script, gpu, overrides, apply, inspect=possible, limit_s=limit_s())
         return answers.answer(found)
     except OomphError as error:
         return answers.refusal(error)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from oomph.errors import OomphError, UserCodeError
+from oomph.errors import OomphError, UsageError, UserCodeError
 from oomph.records.script import PROGRESS, Overrides, Script
 from oomph.tracing.script import run
 from oomph.tracing.script.run import rehearse_script
 from oomph.training import apply
+from oomph.verbs.scripts import limit_s
 from tracing.script.rehearsed import GPU, LOOP, rehearsed
 
 HEAD = """\
@@ -391,3 +392,13 @@ def test_what_a_rehearsal_tells_is_passed_on_from_the_sandbox() -> None:
     asking = Asking(Script(path="train.py"), GPU, said.append, is_unprotected=False)
     asking._pass_on(f"epoch 1\n{PROGRESS}after 15 s 9 ops\nloss 1.0\n".encode())
     assert said == ["after 15 s 9 ops"]
+
+
+def test_the_time_of_a_rehearsal_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OOMPH_REHEARSAL_LIMIT", raising=False)
+    assert limit_s() == 600
+    monkeypatch.setenv("OOMPH_REHEARSAL_LIMIT", "1h")
+    assert limit_s() == 3600
+    monkeypatch.setenv("OOMPH_REHEARSAL_LIMIT", "for ever")
+    with pytest.raises(UsageError, match="'for ever' is not a time"):
+        limit_s()

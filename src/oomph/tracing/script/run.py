@@ -275,5 +275,6 @@ def _too_long(limit_s: float, place: str, rehearsal: Any) -> UserCodeError:
     return UserCodeError(
         f"the script made no second optimizer step in {limit_s:.0f} s; it is at {place}",
         because=f"{rehearsal.told()}",
-        attempt="an option of the script for less data or fewer evaluations, or a Workload",
+        attempt="an option of the script for less data or fewer evaluations, a Workload, or, if it"
+        " is merely slow, OOMPH_REHEARSAL_LIMIT=1h",
     )
