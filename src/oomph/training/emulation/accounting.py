@@ -64,7 +64,7 @@ class Accounting(TorchDispatchMode):
         if kind == "in place":
             return function(*args, **kwargs)
         if op.in_place is not None and self._is_in_place(op.name, args):
-            return getattr(args[0], op.in_place)(*args[1:], **kwargs)
+            return getattr(torch.ops.aten, op.in_place)(*args, **kwargs)
         try:
             return self._run(op, function, args, kwargs)
         except torch.OutOfMemoryError as error:
