@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import oomph
 from oomph.tracing import in_place
+from tracing import real_run
+from tracing.zoo.kind import Kind
 
 pytestmark = pytest.mark.filterwarnings("ignore:reduction.*mean")  # of KLDivLoss
 
@@ -179,6 +181,24 @@ def test_the_emulated_gpu_has_the_gradients_of_the_cpu_and_spoils_nothing(name: 
         CASES[name][0].to("cpu")
     assert all(torch.equal(plain[at], one[at]) for one in emulated for at in range(len(plain)))
     assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize("shape", [(N, C), (C,), (1,)])
+def test_a_loss_with_pos_weight_is_recorded_without_memory_as_with_memory(
+    shape: tuple[int, ...],
+) -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(C, C)
+            self.loss = nn.BCEWithLogitsLoss(pos_weight=torch.ones(shape))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return self.loss(self.linear(x), y)
+
+    kind = Kind(Weighted, lambda n: {"x": torch.zeros(n, C), "y": torch.zeros(n, C)})
+    both = [real_run.train(kind, device, examples=N) for device in ("cpu", "meta")]
+    assert real_run.first_difference(*both) is None
 
 
 @pytest.mark.parametrize("how", ["kept", "passed on", "made anew"])
