@@ -140,7 +140,10 @@ class Accounting(TorchDispatchMode):
         for leaf in _parts_of(leaves):
             storage = leaf.untyped_storage()
             size_bytes = storage.nbytes()
-            if size_bytes and storage._cdata not in live and not _is_among(storage, made):
+            known = live.get(storage._cdata)
+            if not size_bytes:
+                card.hold_nothing(storage)
+            elif (known is None or not known.size_bytes) and not _is_among(storage, made):
                 made.append((storage, size_bytes))
         real = tuple(size for _, size in made)
         if sizes != real:

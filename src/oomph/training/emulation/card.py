@@ -224,8 +224,13 @@ class Card:
         live.address, live.key, live.size_bytes = address, storage._cdata, size_bytes
         before = self.live.get(live.key)
         self.live[live.key] = live
-        if before is not None:  # resized: a new block, and the old one is given back
+        if before is not None and before.size_bytes:  # resized: the old block is given back
             self._bury_later(before.address)
+
+    def hold_nothing(self, storage: Any) -> None:
+        """An empty storage is on the card, too, without a block."""
+        if storage._cdata not in self.live:
+            self.hold(storage, 0, -1)
 
     def _bury_later(self, address: int) -> None:
         if self.history.is_on:
@@ -236,7 +241,9 @@ class Card:
         """Put a storage that exists on the card, or find room for its new size."""
         size_bytes = storage.nbytes()
         known = self.live.get(storage._cdata)
-        if size_bytes and (known is None or known.size_bytes != size_bytes):
+        if not size_bytes:
+            self.hold_nothing(storage)
+        elif known is None or known.size_bytes != size_bytes:
             self.hold(storage, size_bytes, *self.take((size_bytes,)))
 
     def _make_on_death(self) -> Callable[[Any], None]:
@@ -249,6 +256,8 @@ class Card:
             # Another storage may be at the same place by now, or this one was resized.
             if live.get(key) is dead:
                 del live[key]
+                if address < 0:  # it was empty
+                    return
                 if history.is_on:
                     history.died(address)
                 freed.append(address)
