@@ -303,13 +303,17 @@ class CachingAllocator:
         if block.reservation is not None:
             return 0, 0
         before, after = block.prev, block.next
-        beside = [one for one in (before, after) if one is not None and one.is_free]
-        beside_bytes = sum(one.size for one in beside)
-        first = before.prev if before is not None and before.is_free else before
-        last = after.next if after is not None and after.is_free else after
-        if first is None and last is None:  # the segment would be wholly free
-            return len(beside), beside_bytes
-        return len(beside) - 1, -block.size
+        num, beside_bytes, is_in_use = 0, 0, False
+        for other in (before, after):
+            if other is None:
+                continue
+            if other.is_free:
+                num += 1
+                beside_bytes += other.size
+                other = other.prev if other is before else other.next
+            is_in_use = is_in_use or other is not None
+        # Without others in use, the segment would be wholly free.
+        return (num - 1, -block.size) if is_in_use else (num, beside_bytes)
 
     def adopt(
         self,

@@ -172,7 +172,8 @@ class Card:
             size_bytes, stream = self._blocks.pop(address)
             self.statistics.giving_back(address, allocator)
             allocator.free(address)
-            self.history.gave_back(address, size_bytes, stream)
+            if self.history.has_begun:
+                self.history.gave_back(address, size_bytes, stream)
 
     def _note(self, action: str, address: int, size_bytes: int) -> None:
         """CUDA gave memory, or got it back."""

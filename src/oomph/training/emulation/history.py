@@ -43,7 +43,7 @@ class History:
     """What torch.cuda.memory._record_memory_history switches on."""
 
     def __init__(self) -> None:
-        self.is_on = False
+        self.is_on = self.has_begun = False
         self._keeps = 0  # 1: stacks of what is allocated, 2: and of its events, 3: and of frees
         self._skipped: frozenset[str] = frozenset()
         self._events: deque[tuple[Any, ...]] = deque()
@@ -98,7 +98,7 @@ class History:
         self._skipped = frozenset()
 
     def _switch(self, *, is_on: bool, keeps: int, max_entries: int, clears: bool) -> None:
-        self.is_on = is_on
+        self.is_on, self.has_begun = is_on, True
         self._keeps = keeps if is_on else 0
         events = () if clears or not is_on else self._events
         self._events = deque(events, maxlen=min(max(max_entries, 1), sys.maxsize))

@@ -60,14 +60,24 @@ class Of:
     splits: Stat
     split_bytes: Stat
 
-    def change(self, sign: int, rounded: int, requested: int, splits: tuple[int, int]) -> None:
-        """One block more or less."""
-        self.blocks.change(sign)
-        self.bytes.change(sign * rounded)
-        self.requested.change(sign * requested)
-        if splits != (0, 0):
-            self.splits.change(sign * splits[0])
-            self.split_bytes.change(sign * splits[1])
+    def took(self, rounded: int, requested: int) -> None:
+        """One block more. Written out: it is done for each op, as is the next."""
+        for stat, amount in ((self.blocks, 1), (self.bytes, rounded), (self.requested, requested)):
+            stat.allocated += amount
+            stat.current = current = stat.current + amount
+            if current > stat.peak:
+                stat.peak = current
+
+    def gave_back(self, rounded: int, requested: int) -> None:
+        """One block less."""
+        for stat, amount in ((self.blocks, 1), (self.bytes, rounded), (self.requested, requested)):
+            stat.freed += amount
+            stat.current -= amount
+
+    def split(self, num: int, size_bytes: int) -> None:
+        """So many free blocks more beside live ones."""
+        self.splits.change(num)
+        self.split_bytes.change(size_bytes)
 
 
 class Statistics:
@@ -83,19 +93,23 @@ class Statistics:
         rounded = allocator.allocated_bytes - self.all.bytes.current
         pool = self.small if size_bytes <= SMALL_BYTES else self.large
         self._blocks[address] = pool, rounded, size_bytes
-        splits = allocator.splits_by(address)
+        num_splits, split_bytes = allocator.splits_by(address)
         for of in (self.all, pool):
-            of.change(1, rounded, size_bytes, splits)
-        if self._is_oversize(rounded):
+            of.took(rounded, size_bytes)
+            if split_bytes:
+                of.split(num_splits, split_bytes)
+        if self._max_split_bytes is not None and self._is_oversize(rounded):
             self.oversize_blocks.change(1)
 
     def giving_back(self, address: int, allocator: Counted) -> None:
         """Before the allocator frees a block."""
         pool, rounded, size_bytes = self._blocks.pop(address)
-        splits = allocator.splits_by(address)
+        num_splits, split_bytes = allocator.splits_by(address)
         for of in (self.all, pool):
-            of.change(-1, rounded, size_bytes, splits)
-        if self._is_oversize(rounded):
+            of.gave_back(rounded, size_bytes)
+            if split_bytes:
+                of.split(-num_splits, -split_bytes)
+        if self._max_split_bytes is not None and self._is_oversize(rounded):
             self.oversize_blocks.change(-1)
 
     def reserved(self, change_bytes: int, *, is_small: bool, is_expandable: bool) -> None:
