@@ -10,6 +10,7 @@ and torch's own Python take the branches that they take on a GPU. Tensors on the
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -238,14 +239,18 @@ def _brought_to_cpu(torch: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
     return real if dtype is None else real.to(dtype)
 
 
-class _Nothing:
-    """A context: it does nothing."""
+class OnlyDevice:
+    """`with torch.cuda.device(0)`: there is one."""
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-    def __enter__(self) -> _Nothing:
-        return self
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.idx = self.prev_idx = 0
 
+    def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """What synchronises, seeds or empties: nothing runs here."""
 
 
 def _patch_cuda(torch: Any) -> None:
@@ -291,11 +296,16 @@ def _patch_cuda(torch: Any) -> None:
         "max_memory_allocated": lambda *_: 0,
         "memory_reserved": lambda *_: 0,
         "max_memory_reserved": lambda *_: 0,
-        "reset_peak_memory_stats": lambda *_: None,
+        "reset_peak_memory_stats": nothing,
+        "reset_accumulated_memory_stats": nothing,
+        "memory_stats": lambda *_, **__: defaultdict(int),
         "current_stream": streams.current_stream,
         "default_stream": streams.default_stream,
+        "set_stream": streams.set_stream,
         "stream": streams.use_stream,
-        "device": _Nothing,
+        "StreamContext": streams.use_stream,
+        "device": OnlyDevice,
+        "device_of": OnlyDevice,
         "Stream": streams.Stream,
         "Event": streams.Event,
     }
@@ -304,9 +314,44 @@ def _patch_cuda(torch: Any) -> None:
     # bitsandbytes takes it when it is imported; torch's builds for the CPU do not have it.
     if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
         torch._C._cuda_getCurrentRawStream = lambda _: 0
-    for name in ("is_available", "device_count", "synchronize", "empty_cache", "current_stream"):
-        if hasattr(torch.accelerator, name):
-            setattr(torch.accelerator, name, answers[name])
+    patch_accelerator(answers)
+    patch_marks()
+
+
+def patch_accelerator(answers: dict[str, Any]) -> None:
+    """torch.accelerator: what torch.cuda answers, by its other name."""
+    here = torch.device("cuda")
+    own: dict[str, Any] = {
+        "current_accelerator": lambda *_, **__: here,
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": nothing,
+        "set_device_idx": nothing,
+        "device_index": OnlyDevice,
+        "empty_host_cache": nothing,
+        "get_memory_info": answers["mem_get_info"],
+        # CUDA knows all of them; which ones are fast is another question.
+        "get_device_capability": lambda *_, **__: {"supported_dtypes": set(_DTYPES)},
+    }
+    for module in (torch.accelerator, getattr(torch.accelerator, "memory", None)):
+        for name in dir(module):
+            if name in own or name in answers:
+                setattr(module, name, own[name] if name in own else answers[name])
+
+
+_DTYPES = (
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.complex64, torch.complex128),
+)
+
+
+def patch_marks() -> None:
+    """NVTX, whose ranges a profiler shows: a torch without CUDA has none."""
+    marks: Any = torch.cuda.nvtx
+    marks.range_push = marks.range_pop = lambda *_, **__: 0
+    marks.range_start = lambda *_, **__: 0
+    marks.range_end = marks.mark = nothing
 
 
 def _patch_switches(torch: Any) -> None:

@@ -158,7 +158,7 @@ class Recorder(TorchDispatchMode):
     def _changed(self, behaviour: Behaviour, args: Any, kwargs: Any) -> Any:
         """What backward does in place, though a dispatch mode is asked for a copy."""
         if not is_pretended(args[0]):
-            return getattr(args[0], str(behaviour.in_place))(*args[1:], **kwargs)
+            return getattr(torch.ops.aten, str(behaviour.in_place))(*args, **kwargs)
         self.note_work(behaviour, args, kwargs, ())
         return args[0]
 
