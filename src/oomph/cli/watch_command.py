@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     from oomph import verbs
 
     probe = _probe(options)
-    watched = verbs.watch(options.of_script, probe)
+    watched = verbs.watch(options.of_script, probe, alerts=not options.quiet)
     # Nobody wants to read it, or it cannot be written: the exit code is still the command's.
     with contextlib.suppress(KeyboardInterrupt, OSError):
         _report(watched, options)

@@ -54,17 +54,21 @@ def silence_of(run: Run) -> Silence | None:
 def hang(run: Run, silence: Silence | None) -> Finding | None:
     if silence is None:
         return None
-    how_long = format_duration(silence.lasts_s)
+    how_long, is_over = format_duration(silence.lasts_s), run.ending is not None
     rank = "" if silence.rank is None else f"; rank {silence.rank} stopped first"
     if silence.usual_s is not None:
-        sentence = f"it hangs: no step finished in the last {how_long}{rank}"
+        hangs = "it hung" if is_over else "it may hang"
+        sentence = f"{hangs}: no step finished in the last {how_long}{rank}"
         evidence = [f"until then a step took {silence.usual_s:.3g} s"]
-    elif silence.is_busy:
-        sentence = f"it probably hangs: for the last {how_long} one kernel runs without an end"
-        evidence = ["kernel-active 100% without a break, and the power has fallen"]
     else:
-        sentence = f"it probably hangs: no kernel ran in the last {how_long}"
-        evidence = ["it still holds its memory on the GPU"]
+        hangs = "it may have hung" if is_over else "it may hang"
+        what = "one kernel ran without an end" if silence.is_busy else "no kernel ran"
+        sentence = f"{hangs}: {what} in the last {how_long}"
+        evidence = [
+            "kernel-active 100% without a break, and the power has fallen"
+            if silence.is_busy
+            else "it still holds its memory on the GPU"
+        ]
     if silence.usual_s is not None and silence.is_busy:
         evidence.append("a kernel runs all the while: a rank that waits for another spins in NCCL")
     elif silence.usual_s is not None and silence.is_busy is not None:

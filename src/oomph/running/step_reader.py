@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,43 @@ def _place(uuid: str | None, places: Mapping[str, int]) -> int | None:
 
 def _bare(uuid: str) -> str:
     return uuid.removeprefix("GPU-").removeprefix("MIG-")
+
+
+class StepTail:
+    """What processes go on telling: each time, only what is new is read."""
+
+    def __init__(self, start: RunStart) -> None:
+        self._start = start
+        self._read_bytes: dict[Path, int] = {}
+        self._offsets_s: dict[Path, float] = {}
+
+    def read(self, paths: Iterable[Path]) -> Iterator[StepSpan | Event]:
+        """Steps and events since the last time, in the run's time."""
+        for path in paths:
+            for line in self._new_lines(path):
+                try:
+                    if path not in self._offsets_s:
+                        self._offsets_s[path] = _offset_s(line, self._start)
+                        continue
+                    record, _ = _record(line, self._offsets_s[path])
+                except ValueError:  # which the report will complain about
+                    continue
+                if isinstance(record, StepSpan | Event):
+                    yield record
+
+    def _new_lines(self, path: Path) -> list[bytes]:
+        try:
+            with path.open("rb") as file:
+                file.seek(self._read_bytes.get(path, 0))
+                content = file.read(_MOST_NEW_BYTES)
+        except OSError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read_bytes[path] = self._read_bytes.get(path, 0) + len(whole)
+        return whole.splitlines(keepends=True)
+
+
+_MOST_NEW_BYTES = 1 << 20  # at a time: a minute of steps is a few kilobytes
 
 
 def told_steps(path: Path) -> Iterator[StepSpan | Event]:

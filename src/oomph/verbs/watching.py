@@ -40,9 +40,10 @@ def sampler(which: Literal["visible", "all"] = "all") -> Sampler:
     return Sampler(which)
 
 
-def watch(command: Sequence[str], probe: Probe | None = None) -> Watched:
+def watch(command: Sequence[str], probe: Probe | None = None, *, alerts: bool = True) -> Watched:
     """Run a command to its end, or until the probe has seen enough, and keep what happened.
 
+    What goes wrong meanwhile, as a hang, is told in a line on standard error unless not `alerts`.
     Raises NotStarted where it cannot be started. Call it from the main thread.
     """
     import time
@@ -64,7 +65,7 @@ def watch(command: Sequence[str], probe: Probe | None = None) -> Watched:
         child = _started(command, environment, mask, directory)
         diary = Diary(directory, start)
         clock: Callable[[], float] = lambda: time.monotonic() - start.clock_s  # noqa: E731
-        recorder = _recorder(child.pid, token, diary, clock, probe or Probe())
+        recorder = _recorder(child.pid, token, diary, clock, probe or Probe(), alerts=alerts)
         if recorder is None:
             ended = child.wait(Stopping(tuple))
         else:
@@ -129,13 +130,19 @@ def _started(
 
 
 def _recorder(
-    pid: int, token: str, diary: Diary, clock: Callable[[], float], probe: Probe
+    pid: int,
+    token: str,
+    diary: Diary,
+    clock: Callable[[], float],
+    probe: Probe,
+    *,
+    alerts: bool,
 ) -> Recorder | None:
     """None where nothing can be watched: the command goes on all the same."""
     from oomph.verbs.recording import Recorder, say
 
     try:
-        recorder = Recorder(pid, token, diary, clock, probe)
+        recorder = Recorder(pid, token, diary, clock, probe, alerts=alerts)
         recorder.start()
     except Exception as error:  # noqa: BLE001 - no thread to be had, say
         say(f"the command is not watched ({type(error).__name__}: {error})")
