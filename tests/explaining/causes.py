@@ -708,6 +708,16 @@ NEAR_MISSES: Sequence[Cause] = (
         silent=("hang",),
     ),
     Cause(
+        name="killed in an evaluation that nobody named",
+        shows="no step for 300 s, the GPU works at 70 %",
+        make=lambda: simulated(
+            Training(lasts_s=1000, stops_s=700, active=0.98, then_active=0.7),
+            ending=killed(1000),
+        ),
+        verdict="unexplained",
+        silent=("hang",),
+    ),
+    Cause(
         name="killed while it trained",
         shows="the last step ended a second before",
         make=lambda: healthy(ending=killed(600, "SIGINT")),

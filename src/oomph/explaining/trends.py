@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from oomph.explaining.agreement import PREFETCH_MORE
 from oomph.explaining.figures import halts_in, lasted_s, phases_of
-from oomph.explaining.gaps import is_idle, lasted
+from oomph.explaining.gaps import IDLE_RATIO, is_idle, lasted
 from oomph.explaining.weighing import mean
 from oomph.records.halts import halted_s, outside, shortened
 from oomph.records.report import Finding, GpuFigures
@@ -27,6 +27,7 @@ QUIET_S = 120.0
 _QUIET_STEPS = 20.0  # a step that takes so many times the usual is no step
 _QUIET_PAUSES = 3.0  # longer than so many times the longest pause before
 _SPINS_RATIO = 0.99  # of the time: a kernel that waits for another rank never ends
+_SPINNING_RATIO = 0.9  # of the time that it hangs
 _SPINS_POWER = 0.6  # of what it drew before
 _WITHIN = ("training", "start-up")  # phases in which steps are to be expected
 
@@ -110,13 +111,16 @@ def _without_steps(run: Run) -> Silence | None:
         QUIET_S, _QUIET_STEPS * usual_s, _QUIET_PAUSES * longest_s, _QUIET_PAUSES * slowest_s
     ):
         return None
+    doing = _since(run, began_s)
+    if "works" in doing:
+        return None
     first = min(ends, key=lambda rank: ends[rank])
     is_first = len(ends) > 1 and last_s - ends[first] > max(usual_s, 1.0)
     return Silence(
         began_s=began_s,
         lasts_s=lasts_s,
         usual_s=usual_s,
-        is_busy=_busy_since(run, began_s),
+        is_busy="spins" in doing if doing else None,
         rank=first if is_first else None,
     )
 
@@ -186,11 +190,18 @@ def _stretches(
         began_s = None
 
 
-def _busy_since(run: Run, began_s: float) -> bool | None:
-    used = {place for place, gpu in enumerate(run.gpus) if gpu.is_used}
-    since = [s for s in run.gpu_spans if s.gpu in used and s.began_s >= began_s]
-    ratio = _mean_of(since, lambda span: span.busy_ratio)
-    return None if ratio is None else ratio > 0.5
+def _since(run: Run, began_s: float) -> set[str]:
+    """What the GPUs of the run do from then on: "idle", "spins", or "works", as in an evaluation
+    that nobody named."""
+    found = set()
+    for place, gpu in enumerate(run.gpus):
+        spans = [s for s in run.gpu_spans if s.gpu == place and s.began_s >= began_s]
+        ratio = _mean_of(spans, lambda span: span.busy_ratio)
+        if gpu.is_used and ratio is not None:
+            spinning = sum(lasted(span) for span in spans if _spins(span))
+            is_spinning = spinning >= _SPINNING_RATIO * sum(map(lasted, spans))
+            found.add("idle" if ratio < IDLE_RATIO else "spins" if is_spinning else "works")
+    return found
 
 
 def _halted_since(run: Run, began_s: float) -> float:

@@ -167,6 +167,7 @@ class Recorder:
 
     def _write_ending(self) -> None:
         from oomph.running.judging import judge
+        from oomph.running.run_summaries import keep_summary
 
         ended = self._ended
         self.sampler.stop(frozenset(self._tree.ever if self._tree else {os.getpid()}))
@@ -179,6 +180,8 @@ class Recorder:
                 self._diary.add(event)
             self._diary.add(ending)
         self._diary.close()
+        if ended is not None and not self._diary.unwritten():
+            keep_summary(self._diary.directory, self._diary.start, ending)
 
     def _evidence(self) -> Evidence:
         from oomph.running.judging import RECENT_S, Evidence

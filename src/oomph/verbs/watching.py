@@ -165,13 +165,15 @@ def _read(diary: Diary) -> Run | None:
 # ---- what is kept --------------------------------------------------------------------------------
 
 
-def runs() -> tuple[RunSummary, ...]:
-    """Every run that is kept, the newest first."""
-    from oomph.running.run_places import run_directories
+def runs(last: int | None = None) -> tuple[RunSummary, ...]:
+    """Every run that is kept, the newest first; or only the `last` so many."""
+    from itertools import islice
+
+    from oomph.running.run_places import newest_first
     from oomph.running.run_summaries import summarise
 
-    found = (summarise(path) for path in reversed(run_directories()))
-    return tuple(summary for summary in found if summary is not None)
+    found = (summary for path in newest_first() if (summary := summarise(path)) is not None)
+    return tuple(islice(found, None if last is None else max(last, 0)))
 
 
 def load_run(name: str) -> Run:
