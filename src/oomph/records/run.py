@@ -57,6 +57,15 @@ class WatchedGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TorchGpu:
+    """A GPU as torch knows it, in the script."""
+
+    cuda_index: int
+    name: str | None
+    total_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpan:
     """One GPU over a stretch of time."""
 
