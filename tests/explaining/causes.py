@@ -136,12 +136,16 @@ def at(figure: Figure, now_s: float) -> float:
     return figure(now_s) if callable(figure) else figure
 
 
+def told_at(figures: dict[str, Any], second: float) -> dict[str, Any]:
+    return {name: one(second) if callable(one) else one for name, one in figures.items()}
+
+
 def gpu_spans(training: Training, place: int = 0, **figures: Any) -> Iterator[GpuSpan]:
     """A second each. A figure may be a function of the time."""
     for second in range(training.lasts_s):
         percents = training.percents(second)
         busy = sum(percents) / len(percents)
-        told = {name: at(one, second) if callable(one) else one for name, one in figures.items()}
+        told = told_at(figures, second)
         used = int(told.pop("used", 0.9 * TOTAL_BYTES))
         made = GpuSpan(
             gpu=place,
@@ -167,7 +171,7 @@ def gpu_spans(training: Training, place: int = 0, **figures: Any) -> Iterator[Gp
 def host_spans(lasts_s: int, **figures: Any) -> Iterator[HostSpan]:
     """Of 8 CPUs: a training that keeps one core busy, and two that load data."""
     for second in range(lasts_s):
-        told = {name: at(one, second) if callable(one) else one for name, one in figures.items()}
+        told = told_at(figures, second)
         made = HostSpan(
             began_s=float(second),
             ended_s=float(second + 1),

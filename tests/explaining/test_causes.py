@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from explaining.causes import (
     CAUSES,
     NEAR_MISSES,
-    TOTAL_BYTES,
     Cause,
     Pause,
     Training,
     killed,
     simulated,
 )
-from explaining.runs import event, peak
+from explaining.runs import TOTAL_BYTES, event, peak
 from explaining.test_any_run import MANY, RUNS
 from oomph.explaining.diagnose import diagnose
 from oomph.records.report import Finding, GpuFigures, Report
@@ -186,11 +185,11 @@ def in_trouble(one: dict[str, Any]) -> Run:
     )
 
     def used(at_s: float) -> float:
-        return min(one["full"] + one["leaks"] * at_s / lasts_s, 1.0) * TOTAL_BYTES
+        return float(min(one["full"] + one["leaks"] * at_s / lasts_s, 1.0) * TOTAL_BYTES)
 
-    gpu_names = ("num_others", "received_bytes", "power_w", "throttled_ratio")
-    gpu_names += ("sm_active_ratio", "memory_active_ratio")
-    host_names = ("cpu_cores", "busiest_cpu_cores", "others_cpu_cores", "swapped_in_bytes")
+    gpu_names = ["num_others", "received_bytes", "power_w", "throttled_ratio"]
+    gpu_names += ["sm_active_ratio", "memory_active_ratio"]
+    host_names = ["cpu_cores", "busiest_cpu_cores", "others_cpu_cores", "swapped_in_bytes"]
     endings = {
         "well": Ending(at_s=float(lasts_s), exit_code=0),
         "killed": killed(float(lasts_s)),

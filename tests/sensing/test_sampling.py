@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from conftest import OnMachine
@@ -175,7 +176,7 @@ def test_a_card_without_an_energy_counter_tells_the_power_of_a_moment(
 def test_an_energy_counter_that_stands_still_is_no_power_of_zero(
     on_machine: OnMachine,
     watching: Callable[..., Watching],
-    power_mw: int | None,
+    power_mw: Any,
     power_w: float | None,
 ) -> None:
     on_machine([Gpu(energy_mj=7_000_000, power_mw=power_mw)])

@@ -42,7 +42,7 @@ _SHORT_OF_CPU: tuple[FindingKind | Fact, ...] = (
 )
 
 # Advice -> beside which findings and facts it is not given.
-WITHHELD: Mapping[str, Collection[FindingKind | Fact]] = {
+WITHHELD: Mapping[str, tuple[FindingKind | Fact, ...]] = {
     LARGER_BATCH: (*_SHORT_OF_MEMORY, "hang"),
     LARGEST_BATCH: (*_SHORT_OF_MEMORY, "hang"),
     MORE_WORKERS: (*_SHORT_OF_CPU, "host-leak", "hang"),
@@ -104,7 +104,7 @@ _TROUBLE: tuple[FindingKind, ...] = tuple(
 )
 
 # Finding -> beside which others of the same GPU it is not said.
-GIVES_WAY: Mapping[FindingKind, Collection[FindingKind]] = {
+GIVES_WAY: Mapping[FindingKind, tuple[FindingKind, ...]] = {
     "busy": _TROUBLE,
     "unexplained": (*_IDLE, "hang", "spill", "stalls"),
     "launch-bound": (*_STARVED, "pauses-in-step", "input-bound", "pcie-bound", "spill", "hang"),
@@ -116,7 +116,7 @@ GIVES_WAY: Mapping[FindingKind, Collection[FindingKind]] = {
     "host-leak": ("swapping",),
 }
 # The same, of whichever GPU: the batch is that of all of them.
-GIVES_WAY_ANYWHERE: Mapping[FindingKind, Collection[FindingKind]] = {
+GIVES_WAY_ANYWHERE: Mapping[FindingKind, tuple[FindingKind, ...]] = {
     "head-room": (
         "leak",
         "fragmentation",

@@ -394,8 +394,8 @@ def _held_on(run: Run, place: int, until_s: float) -> list[tuple[float, float]]:
     spans = outside(sorted(seen, key=lambda span: span.began_s), halts)
     first = next((n for n, span in enumerate(spans) if not is_idle(span)), len(spans))
     is_alone = not any(span.num_others for span in spans)
-    read = (lambda s: s.used_bytes) if is_alone else (lambda s: s.run_bytes)
-    return [(s.began_s, float(held)) for s in spans[first:] if (held := read(s)) is not None]
+    held = [(s.began_s, s.used_bytes if is_alone else s.run_bytes) for s in spans[first:]]
+    return [(at_s, float(number)) for at_s, number in held if number is not None]
 
 
 def _until_full(left_bytes: float, grown: Growth) -> str:

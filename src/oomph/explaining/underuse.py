@@ -91,13 +91,13 @@ def pauses_in_step(case: Case) -> Finding | None:
     if 1 - working - waits < IDLE_IN_STEP_RATIO:
         return None
     cores = case.host.busiest_cpu_cores
+    by = [] if cores is None else [f"its busiest process keeps {cores:.1f} cores busy"]
     if cores is None:
-        doing, by = "the script does something else", ()
+        doing = "the script does something else"
     elif cores >= WORKING_CORES:
-        doing, by = "the script works on the CPU", (f"its busiest process: {cores:.1f} cores",)
+        doing = "the script works on the CPU"
     else:
         doing = "the script waits for something else: a disk, the network, a lock"
-        by = (f"its busiest process keeps only {cores:.1f} cores busy",)
     return Finding(
         kind="pauses-in-step",
         sentence=f"the GPU stands still within each step, while {doing}",

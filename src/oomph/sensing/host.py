@@ -134,9 +134,9 @@ class ProcessTree:
             self._members[pid] = stat
         duration_s = max(now_s - self._began_s, 1e-6)
         cores = [number * _TICK_S / duration_s for number in ticks]
-        before, self._machine = self._machine, read_machine(self._cpus)
-        busy_s = _growth(before.busy_s, self._machine.busy_s)
-        stolen_s = _growth(before.stolen_s, self._machine.stolen_s)
+        machine, self._machine = self._machine, read_machine(self._cpus)
+        busy_s = _growth(machine.busy_s, self._machine.busy_s)
+        stolen_s = _growth(machine.stolen_s, self._machine.stolen_s)
         span = HostSpan(
             began_s=self._began_s,
             ended_s=now_s,
@@ -147,10 +147,10 @@ class ProcessTree:
             others_cpu_cores=None if busy_s is None else max(busy_s / duration_s - sum(cores), 0.0),
             stolen_cpu_cores=None if stolen_s is None else stolen_s / duration_s,
             throttled_ratio=_share(
-                _growth(before.num_held, self._machine.num_held),
-                _growth(before.num_periods, self._machine.num_periods),
+                _growth(machine.num_held, self._machine.num_held),
+                _growth(machine.num_periods, self._machine.num_periods),
             ),
-            swapped_in_bytes=_growth(before.swapped_in_bytes, self._machine.swapped_in_bytes),
+            swapped_in_bytes=_growth(machine.swapped_in_bytes, self._machine.swapped_in_bytes),
         )
         self._began_s = now_s
         return span

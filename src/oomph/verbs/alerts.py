@@ -51,12 +51,12 @@ class _Coarse(Generic[Span]):
             self._held.append(self._merge(self._open))
             self._open = []
         if len(self._held) >= _MOST_SPANS:
-            pairs = zip(self._held[::2], self._held[1::2], strict=True)
-            self._held = [self._merge(pair) for pair in pairs]
+            held = self._held
+            self._held = [self._merge(held[n : n + 2]) for n in range(0, len(held), 2)]
             self._per_span *= 2
 
     def all(self) -> list[Span]:
-        return [*self._held, *([self._merge(self._open)] if self._open else [])]
+        return self._held + ([self._merge(self._open)] if self._open else [])
 
 
 class Alerts:
