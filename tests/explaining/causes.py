@@ -585,6 +585,20 @@ CAUSES: Sequence[Cause] = (
         silent=("busy", "hang", "stalls"),
     ),
     Cause(
+        name="slowed down by heat",
+        shows="steps take longer and longer, clocks are held down in the second half",
+        make=lambda: simulated(
+            Training(step_s=lambda t: 0.4 if t < 300 else 0.6),
+            gpu_figures={
+                "throttled_ratio": lambda t: float(t > 300),
+                "throttled_by": ("heat",),
+            },
+        ),
+        verdict="throttled",
+        silent=("busy",),
+        unsaid=("what grows",),
+    ),
+    Cause(
         name="another user on the GPU",
         shows="a process of somebody else for half of the time; 98 % active",
         make=lambda: simulated(
@@ -720,6 +734,25 @@ NEAR_MISSES: Sequence[Cause] = (
         ),
         verdict="unexplained",
         silent=("hang",),
+    ),
+    Cause(
+        name="a notebook that nobody uses",
+        shows="no kernel in the last 600 s, memory is held, and it still runs",
+        make=lambda: simulated(Training(lasts_s=1000, stops_s=400), tells=False, ending=None),
+        verdict="phases",
+        silent=("hang",),
+    ),
+    Cause(
+        name="killed after training was told to be over",
+        shows="no step and no kernel for 400 s, while it exports",
+        make=lambda: simulated(
+            Training(lasts_s=1000, stops_s=600),
+            events=[event(600.0, "phase", "after training", rank=0)],
+            ending=killed(1000),
+        ),
+        verdict="phases",
+        silent=("hang", "busy"),
+        unsaid=EVALUATE,
     ),
     Cause(
         name="killed while it trained",

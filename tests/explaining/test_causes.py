@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from explaining.causes import (
     Cause,
     Pause,
     Training,
+    every,
     killed,
     simulated,
 )
@@ -65,10 +67,10 @@ DENIES: Sequence[tuple[str, tuple[str, ...]]] = (
     ),
     ("more loader workers", ("short of CPU", "CPU limit", "swaps", "host memory keeps growing")),
     ("prefetch_factor", ("swaps", "host memory keeps growing")),
-    ("kernels are too small", ("within each step", "waits for data", "swaps", "short of CPU")),
+    ("between kernels", ("within each step", "waits for data", "swaps", "short of CPU")),
     (
         "does not say why",
-        ("waits for data", "short of CPU", "too small", "hung", "may hang", "swaps"),
+        ("waits for data", "short of CPU", "between kernels", "hung", "may hang", "swaps"),
     ),
     ("fill few of its", ("hung", "may hang", "is full, and data")),
     ("may be narrow", ("hung", "may hang", "is full, and data", "held down")),
@@ -219,3 +221,54 @@ def test_causes_that_meet_do_not_deny_each_other(trouble: dict[str, Any]) -> Non
     report = diagnose(in_trouble(trouble))
     assert denials(report) == []
     assert against_figures(report) == []
+
+
+# ---- the same causes in other strengths ------------------------------------------------------
+
+GROWS: dict[str, Callable[[float], float]] = {
+    "slowly": lambda x: 60 + 10 * x,
+    "fast": lambda x: 10 + 60 * x,
+    "noisily": lambda x: 40 + 30 * x + 1.5 * math.sin(700 * x),
+}
+STAYS: dict[str, Callable[[float], float]] = {
+    "fills": lambda x: 30 + 40 * (1 - math.exp(-8 * x)),
+    "once": lambda x: 40 + 20 * (x > 0.5),
+    "saw": lambda x: 40 + 10 * (7 * x % 1),
+    "wave": lambda x: 50 + 8 * math.sin(97 * x),
+    "falls": lambda x: 70 - 30 * x,
+    "ever more slowly": lambda x: 30 + 8 * math.log1p(400 * x),
+}
+
+
+@pytest.mark.parametrize("lasts_s", [200, 1500])
+@pytest.mark.parametrize("shape", [*GROWS, *STAYS])
+def test_only_memory_that_never_stops_to_grow_leaks(shape: str, lasts_s: int) -> None:
+    level = (GROWS | STAYS)[shape]
+    used = lambda at_s: level(at_s / lasts_s) * GIB  # noqa: E731
+    run = simulated(Training(lasts_s=lasts_s), gpu_figures={"used": used})
+    assert (diagnose(run).verdict.kind == "leak") is (shape in GROWS)
+
+
+@pytest.mark.parametrize("ends", [killed(1200), None, Ending(at_s=1200, exit_code=1)])
+@pytest.mark.parametrize("active", [0.0, 1.0], ids=["idle", "spinning"])
+@pytest.mark.parametrize(
+    ("step_s", "quiet_s", "hangs"),
+    [(0.05, 300, True), (0.5, 130, True), (0.5, 100, False), (10, 500, True), (10, 150, False)],
+)
+def test_it_hangs_by_its_own_pace(
+    step_s: float, quiet_s: int, hangs: bool, active: float, ends: Ending | None
+) -> None:
+    training = Training(
+        lasts_s=1200, stops_s=1200 - quiet_s, step_s=step_s, active=0.98, then_active=active
+    )
+    found = {one.kind for one in diagnose(simulated(training, ending=ends)).findings}
+    assert ("hang" in found) is hangs
+
+
+@pytest.mark.parametrize("step_s", [0.05, 0.4])
+@pytest.mark.parametrize(("every_s", "lasts_s"), [(5, 0.8), (30, 3.0), (100, 8.0)])
+def test_stalls_are_told_however_often_they_come(
+    step_s: float, every_s: float, lasts_s: float
+) -> None:
+    pauses = every(every_s, lasts_s, 600, in_step=True)
+    assert diagnose(simulated(Training(step_s=step_s, pauses=pauses))).verdict.kind == "stalls"

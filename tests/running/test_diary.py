@@ -385,6 +385,32 @@ def test_a_summary_says_whether_a_run_goes_on(tmp_path: Path) -> None:
     assert summarise(tmp_path / "nothing") is None
 
 
+def test_a_run_of_before_the_newest_columns_is_read_without_a_complaint(tmp_path: Path) -> None:
+    diary = new_diary(tmp_path)
+    diary.add_spans([gpu_span(0), gpu_span(1)], [host_span(0), host_span(1)])
+    diary.close()
+    newer = {
+        "gpu-1s-0.jsonl": {"sent_bytes"},
+        "host-1s-0.jsonl": {"others_cpu_cores", "stolen_cpu_cores", "throttled_ratio"}
+        | {"swapped_in_bytes"},
+    }
+    for name, columns in newer.items():
+        header, *rows = map(json.loads, (tmp_path / name).read_text().splitlines())
+        kept = [n for n, column in enumerate(header["columns"]) if column not in columns]
+        assert len(kept) == len(header["columns"]) - len(columns)
+        header["columns"] = [header["columns"][n] for n in kept]
+        lines = [header, *([row[n] for n in kept] for row in rows)]
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    events = (tmp_path / "events.jsonl").read_text()
+    assert '"link_bytes_per_s":null' in events
+    (tmp_path / "events.jsonl").write_text(events.replace(',"link_bytes_per_s":null', ""))
+    run = read_run(tmp_path)
+    assert warnings_of(tmp_path) == []
+    assert run.gpu_spans == (replace(gpu_span(0), sent_bytes=None), gpu_span(1))
+    assert run.host_spans == (host_span(0), host_span(1))
+    assert run.gpus == (gpu(),)
+
+
 def test_a_run_that_has_ended_is_summed_up_once_and_then_read_from_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -290,7 +290,9 @@ def test_inside_oomph_watch_it_asks_no_driver_and_reads_what_that_has_seen(
     assert machine.calls() == []
     assert (scalars["gpu/util"], scalars["gpu/mem_used_ratio"]) == (0.3, 0.1)
     assert verbs.runs() == ()
-    assert sum(span.num_steps for span in verbs.load_run(str(directory)).step_spans) == 3
+    told = verbs.load_run(str(directory))
+    assert sum(span.num_steps for span in told.step_spans) == 3
+    assert phases(told)[-1] == "after training"  # so that an export is not taken for a hang
 
 
 # ---- memory that runs out ------------------------------------------------------------------------

@@ -23,6 +23,10 @@ LARGEST_BATCH = "find the largest micro-batch before trying it: oomph plan"
 MORE_WORKERS = "more loader workers: DataLoader(num_workers=...), persistent_workers=True"
 PREFETCH = "pin_memory=True and .to(device, non_blocking=True); a larger prefetch_factor"
 PREFETCH_MORE = "some samples take long to load: a larger prefetch_factor evens them out"
+FIND_WHAT_GROWS = (
+    "look for what grows with each step: a list that is kept, metrics or logs over the whole"
+    " history, a graph that is never freed"
+)
 EVALUATE_LESS = "evaluate less often, or on fewer batches"
 
 _SHORT_OF_MEMORY: tuple[FindingKind | Fact, ...] = (
@@ -49,6 +53,8 @@ WITHHELD: Mapping[str, tuple[FindingKind | Fact, ...]] = {
     PREFETCH: ("swapping", "host-leak", "hang"),  # both take host memory
     PREFETCH_MORE: ("swapping", "host-leak", "hang"),
     EVALUATE_LESS: ("hang",),
+    # These slow steps down by themselves.
+    FIND_WHAT_GROWS: ("throttled", "shared-gpu", "host-contention", "cpu-limit", "swapping"),
 }
 
 # ---- findings --------------------------------------------------------------------------------

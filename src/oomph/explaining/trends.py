@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from oomph.explaining.agreement import PREFETCH_MORE
+from oomph.explaining.agreement import FIND_WHAT_GROWS, PREFETCH_MORE
 from oomph.explaining.figures import halts_in, lasted_s, phases_of
 from oomph.explaining.gaps import IDLE_RATIO, is_idle, lasted
 from oomph.explaining.weighing import mean
@@ -49,7 +49,10 @@ def silence_of(run: Run) -> Silence | None:
     was_stopped = any(event.kind == "stopped" for event in run.events)
     if has_ended_well or was_stopped:
         return None
-    return _without_steps(run) if run.step_spans else _without_kernels(run)
+    if run.step_spans:
+        return _without_steps(run)
+    # Without steps, what still goes on may just have nothing to do, as a notebook or a server.
+    return None if run.ending is None else _without_kernels(run)
 
 
 def hang(run: Run, silence: Silence | None) -> Finding | None:
@@ -240,7 +243,7 @@ _LEAST_S = 120.0  # of training
 _WARM_UP = 0.2  # of it: caches fill, optimizers make their states
 _SEGMENTS = 8
 _RISING = 6  # of the seven steps between them
-_LATE_RATIO = 0.35  # of the growth comes in the second half: half of it, if it is steady
+_LATE_RATIO = 0.40  # of the growth comes in the second half: half of it, if it is steady
 _GREW_RATIO = 0.05  # of the GPU's memory
 _HOST_GREW_BYTES = 2 * GIB
 _HOST_GREW_RATIO = 0.25  # of what was held before
@@ -337,9 +340,11 @@ def leak(run: Run, gpu: GpuFigures, until_s: float) -> Finding | None:
             ),
             gpus=(gpu.gpu,),
         )
+    knows_tensors = allocated is not None and gpu.memory.peak_source == "torch"
+    or_fragments = "" if knows_tensors else ", or torch's allocator fragments"
     return Finding(
         kind="leak",
-        sentence="GPU memory keeps growing: something is kept from step to step",
+        sentence=f"GPU memory keeps growing: something is kept from step to step{or_fragments}",
         evidence=tuple(evidence),
         confidence="inferred",
         advice=(
@@ -437,12 +442,7 @@ def slowing_down(run: Run, until_s: float) -> Finding | None:
         confidence="measured",
         advice=("the input slows it down: look at the storage, and at caches that fill up",)
         if is_input
-        else (
-            (
-                "look for what grows with each step: a list that is kept, metrics or logs over the"
-                " whole history, a graph that is never freed"
-            ),
-        ),
+        else (FIND_WHAT_GROWS,),
     )
 
 
@@ -502,8 +502,9 @@ def stalls(run: Run, until_s: float) -> Finding | None:
     stalled = [span for span in spans if span.longest_step_s >= least_s]
     lost_s = sum(span.longest_step_s - usual_s for span in stalled)
     took_s = sum(span.num_steps * span.step_s for span in spans)
-    # Most spans without one: else that is how it steps, and the usual step is not what it seems.
-    if len(stalled) < _FEWEST_STALLS or len(stalled) > len(spans) / 3 or took_s <= 0:
+    num_steps = sum(span.num_steps for span in spans)
+    # If many are like that, it is how it steps, and the usual step is not what it seems.
+    if len(stalled) < _FEWEST_STALLS or len(stalled) > num_steps / 5 or took_s <= 0:
         return None
     if lost_s < _STALLED_RATIO * took_s:
         return None

@@ -86,7 +86,8 @@ def pauses_in_step(case: Case) -> Finding | None:
     Small kernels look else: they are spread evenly, so hardly a sixth of a second is without one.
     """
     waits, working = case.waits_ratio, case.working_ratio
-    if waits is None or working is None or not _is_pausing(case) or case.is_high:
+    pauses = _pauses(case) if _is_pausing(case) or _gaps_fit_into_steps(case) else ""
+    if waits is None or working is None or not pauses or case.is_high:
         return None
     if 1 - working - waits < IDLE_IN_STEP_RATIO:
         return None
@@ -103,7 +104,7 @@ def pauses_in_step(case: Case) -> Finding | None:
         sentence=f"the GPU stands still within each step, while {doing}",
         evidence=(
             active(case),
-            _again_and_again(case),
+            pauses,
             f"data is there in time: {format_ratio(waits)} of a step is spent waiting for it",
             *by,
         ),
@@ -124,11 +125,12 @@ def launch_bound(case: Case) -> Finding | None:
         return None  # who launches kernels all the time neither pauses nor sleeps
     return Finding(
         kind="launch-bound",
-        sentence="kernels are too small: the GPU waits for the CPU to launch the next one",
+        sentence="the GPU waits for the CPU between kernels: they are too small, or the script does"
+        " too much between them",
         evidence=(
             active(case),
             f"data is there in time: {format_ratio(waits)} of a step is spent waiting for it",
-            "it works evenly, without pauses that could be seen",
+            "it works evenly: its pauses are too short to be seen one by one",
         ),
         confidence="inferred",
         advice=(
@@ -317,6 +319,14 @@ def _gaps_are_many(case: Case) -> bool:
         return False
     after_s = case.lasted_s - case.busy.start_up_s
     return case.busy.gaps_s >= GAPS_RATIO * after_s
+
+
+def _gaps_fit_into_steps(case: Case) -> bool:
+    """Are steps so long that the gaps can lie within them?"""
+    busy, steps = case.busy, case.steps
+    if busy is None or steps is None or not busy.num_gaps or not _gaps_are_many(case):
+        return False
+    return steps.longest_step_s >= busy.gaps_s / busy.num_gaps
 
 
 def _pauses(case: Case) -> str:

@@ -117,14 +117,14 @@ class Recorder:
         for event in (*taken.events, *noted):
             self._diary.add(event)
         self._alerts.add(taken.spans, host_spans, (*taken.events, *noted))
-        if not self._over.is_set():
+        if self._tree is not None and not self._over.is_set():
             self._alert(now_s, gpus)
         if not self._diary.flush():
             self._warn(f"not everything can be kept of this run: {self._diary.problem}")
         self._probe_it(now_s)
 
     def _alert(self, now_s: float, gpus: tuple[WatchedGpu, ...]) -> None:
-        """What goes wrong while there is still time: kept, and told by who speaks for all ranks."""
+        """What goes wrong while there is still time, by the one that speaks for all ranks."""
         try:
             found = self._alerts.new(now_s, gpus)
         except Exception as error:  # noqa: BLE001 - what was seen is kept, whatever is wrong here
@@ -132,7 +132,7 @@ class Recorder:
             return
         for text in found:
             self._diary.add(self._event("alert", text))
-            if self._tree is not None and self._says_alerts:
+            if self._says_alerts:
                 say(text)
 
     def _host_spans(self, now_s: float) -> list[HostSpan]:

@@ -88,7 +88,8 @@ class JoinedRun:
         return read_last_spans(self.directory)
 
     def finish(self, ended: Ended) -> None:  # noqa: ARG002 - `oomph watch` sees by itself how
-        """`oomph watch` tells the rest."""
+        """`oomph watch` tells the rest. The script may go on, and no step is to be expected."""
+        self.log.event("phase", "after training")
         self.log.close()
 
 
