@@ -51,49 +51,57 @@ class MachineCounters:
 
 def read_machine(cpus: frozenset[int], root: Path = Path("/")) -> MachineCounters:
     """The counters as they are now."""
-    busy_s, stolen_s = _cpu_times(root / "proc/stat", cpus)
+    busy_s, stolen_s = _cpu_times(_content(root / "proc/stat"), cpus)
     num_periods, num_held = _held_back(root)
-    pages = _numbers(root / "proc/vmstat").get("pswpin")
+    pages = _number(_content(root / "proc/vmstat"), "pswpin")
     swapped_in_bytes = None if pages is None else pages * _PAGE_BYTES
     return MachineCounters(busy_s, stolen_s, num_periods, num_held, swapped_in_bytes)
 
 
-def _cpu_times(path: Path, cpus: frozenset[int]) -> tuple[float | None, float | None]:
+def _cpu_times(content: str, cpus: frozenset[int]) -> tuple[float | None, float | None]:
     """proc(5), /proc/stat: user nice system idle iowait irq softirq steal guest, of each CPU."""
     busy = stolen = found = 0
-    for line in _lines(path):
+    for line in content.split("\n"):
+        if not line.startswith("cpu"):  # they come first; what follows can be long
+            break
         name, *ticks = line.split()
         number = name.removeprefix("cpu")
-        if name.startswith("cpu") and number.isdecimal() and int(number) in cpus:
+        if number.isdecimal() and int(number) in cpus:
             user, nice, system, _, _, irq, softirq, steal = map(int, (*ticks, *("0",) * 8)[:8])
             busy, stolen, found = busy + user + nice + system + irq + softirq, stolen + steal, 1
     return (busy * _TICK_S, stolen * _TICK_S) if found else (None, None)
 
 
 def _held_back(root: Path) -> tuple[int | None, int | None]:
-    """cgroups(7): cpu.stat of our own group, or of what a container takes for the root."""
-    for line in _lines(root / "proc/self/cgroup"):
+    """cgroups(7): cpu.stat of our own group, or of the nearest above it that has a limit."""
+    for line in _content(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
         base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        for group in (base / path.lstrip("/"), base):
-            told = _numbers(group / "cpu.stat")
-            if "nr_periods" in told:
-                return told["nr_periods"], told.get("nr_throttled", 0)
+        group = base / path.lstrip("/")
+        for one in (group, *group.parents):
+            if not one.is_relative_to(base):
+                break
+            told = _content(one / "cpu.stat")
+            num_periods = _number(told, "nr_periods")
+            if num_periods:  # a group without a limit has none
+                return num_periods, _number(told, "nr_throttled")
     return None, None
 
 
-def _numbers(path: Path) -> dict[str, int]:
-    words = (line.split() for line in _lines(path))
-    return {two[0]: int(two[1]) for two in words if len(two) == 2 and two[1].isdecimal()}
+def _number(content: str, name: str) -> int | None:
+    """That stands behind a name, a line each."""
+    _, found, rest = f"\n{content}".partition(f"\n{name} ")
+    number = rest.partition("\n")[0].strip()
+    return int(number) if found and number.isdecimal() else None
 
 
-def _lines(path: Path) -> list[str]:
+def _content(path: Path) -> str:
     try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
