@@ -98,7 +98,7 @@ def _without_steps(run: Run) -> Silence | None:
     spans = [span for span in run.step_spans if span.num_steps > 0]
     if not spans:
         return None
-    ends = {rank: max(s.ended_s for s in spans if s.rank == rank) for rank in _ranks(spans)}
+    ends = {rank: max(s.ended_s for s in own) for rank, own in _by_rank(spans).items()}
     last_s, end_s = max(ends.values()), lasted_s(run)
     phases = [phase for phase in phases_of(run) if phase.ended_s > last_s]
     if any(phase.name not in _WITHIN for phase in phases if phase.ended_s >= end_s):
@@ -212,15 +212,17 @@ def _halted_since(run: Run, began_s: float) -> float:
     return min(sum(cut), halted_s(halts_in(run)))
 
 
-def _ranks(spans: Sequence[StepSpan]) -> set[int]:
-    return {span.rank for span in spans}
+def _by_rank(spans: Sequence[StepSpan]) -> dict[int, list[StepSpan]]:
+    found: dict[int, list[StepSpan]] = {}
+    for span in spans:
+        found.setdefault(span.rank, []).append(span)
+    return found
 
 
 def _neighbours(spans: Sequence[StepSpan]) -> Iterator[tuple[StepSpan, StepSpan]]:
     """Spans of a rank that follow each other."""
-    for rank in _ranks(spans):
-        own = sorted((s for s in spans if s.rank == rank), key=lambda span: span.began_s)
-        yield from pairwise(own)
+    for own in _by_rank(spans).values():
+        yield from pairwise(sorted(own, key=lambda span: span.began_s))
 
 
 def _usual_step_s(spans: Sequence[StepSpan]) -> float:

@@ -31,6 +31,7 @@ ALERTING: dict[FindingKind, float] = {
     "slowing-down": 1800.0,
 }
 _MOST_SPANS = 128  # of a GPU, the host, or a rank
+_MOST_NEW = 300
 _MOST_EVENTS = 500
 
 Span = TypeVar("Span", GpuSpan, HostSpan, StepSpan)
@@ -56,7 +57,9 @@ class _Coarse(Generic[Span]):
             self._per_span *= 2
 
     def all(self) -> list[Span]:
-        return self._held + ([self._merge(self._open)] if self._open else [])
+        """The newest as they came: what happens now is not to be hidden in what happened before."""
+        older, newest = self._open[:-_MOST_NEW], self._open[-_MOST_NEW:]
+        return self._held + ([self._merge(older)] if older else []) + newest
 
 
 class Alerts:
