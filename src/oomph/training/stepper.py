@@ -76,8 +76,9 @@ class Stepper:
         say: Callable[[str], None] | None = None,
     ) -> None:
         how = stepper_options.how_to_train(plan, precision)
-        stepper_options.check(how, model, accumulate=accumulate, clip_grad_norm=clip_grad_norm)
-        optimizers, ranks = stepper_options.several(optimizer), ranks_of(model)
+        optimizers = stepper_options.several(optimizer)
+        ranks = ranks_of(model, optimizers)
+        stepper_options.check(how, ranks, accumulate=accumulate, clip_grad_norm=clip_grad_norm)
         if plan is not None:
             apply.put_on_made(model, optimizers, how)
         apply.set_precision(how)
@@ -98,7 +99,7 @@ class Stepper:
             scaler=passes.scaler,
             clip_grad_norm=clip_grad_norm,
             copies=copies if self._recovery.splits else "never",
-            average=ranks.average if ranks else None,
+            ranks=ranks,
         )
         self._attempts = Attempts(
             Batches(weight, accumulate, whole, split, count),
@@ -135,7 +136,7 @@ class Stepper:
 
     def flush(self) -> Result | None:
         """Step with what has been accumulated, at the end of an epoch; None if that is nothing."""
-        return self._attempts.close(is_last=True) if self._attempts.is_begun else None
+        return self._attempts.flush()
 
     def forget_sizes(self) -> None:
         """Try the first size again: somebody else has given memory back."""
