@@ -6,6 +6,7 @@ of it as FOLDER/RANK.json. By itself it asserts nothing.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -166,6 +167,13 @@ def with_hook() -> Any:
     return stepper(model)
 
 
+def with_builtin_hook() -> Any:
+    model = made()
+    kinds: Any = distributed
+    model._register_builtin_comm_hook(kinds.BuiltinCommHookType.FP16_COMPRESS)
+    return stepper(model)
+
+
 def joined() -> Any:
     model = made()
     with model.join():
@@ -193,8 +201,9 @@ def late_hook() -> Any:
 
 def late_wrapper() -> Any:
     model = Model()
-    step = stepper(model, lambda _, batch: loss_of(wrapper, batch))
-    wrapper = DistributedDataParallel(model, find_unused_parameters=True)
+    wrappers: list[Any] = []
+    step = stepper(model, lambda _, batch: loss_of(wrappers[0], batch))
+    wrappers.append(DistributedDataParallel(model, find_unused_parameters=True))
     return step(next(batches(0)))
 
 
@@ -213,13 +222,15 @@ def replicated() -> Any:
 def replicated_by_fsdp() -> Any:
     from torch.distributed._composable.replicate_with_fsdp import replicate
 
-    return stepper(nn.Sequential(replicate(nn.Linear(4, 4))))
+    inner: Any = replicate(nn.Linear(4, 4))
+    return stepper(nn.Sequential(inner))
 
 
 def tensor_parallel() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-    mesh = torch.distributed.init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (2,))
     return stepper(parallelize_module(nn.Linear(4, 4), mesh, ColwiseParallel()))
 
 
@@ -258,8 +269,8 @@ def apart(rank: int) -> dict[str, Any]:
     for num in (1, 2):
         for batch in batches(rank, num):
             step(batch)
-        third = next(batches(rank))
-        said.append(error_of(step.flush if rank == 1 else lambda batch=third: step(batch)))
+        third = functools.partial(step, next(batches(rank)))
+        said.append(error_of(step.flush if rank == 1 else third))
     for batch in batches(rank, 2):
         step(batch)
     return {"said": said, **state_of(model)}
@@ -325,6 +336,7 @@ def state_of(model: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[str, Callable[[], Any]] = {
+    "builtin_hook": with_builtin_hook,
     "late_hook": late_hook,
     "late_wrapper": late_wrapper,
     "fsdp1": fsdp1,

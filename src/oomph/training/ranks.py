@@ -121,7 +121,7 @@ class Ranks:
     def leave(self) -> None:
         """Before this rank raises: say so in the vote that the others come to, unless they know."""
         if self._is_awaited:
-            with suppress(OomphError):
+            with suppress(Exception):  # the group may be gone: this rank raises anyway
                 self.vote(None, Said.FAILED)
         self.end()
 
@@ -274,7 +274,8 @@ class Ranks:
 
         False, and nothing is done, if a rank has not the same ones, or no memory to receive them.
         """
-        mark = zlib.crc32(repr([(each.shape, each.dtype) for each in tensors]).encode()) >> 2
+        shapes = [(each.shape, each.dtype) for each in tensors]
+        mark = zlib.crc32(repr((shapes, [list(each) for each in dicts])).encode()) >> 2
         try:
             received = [each.detach().contiguous() for each in tensors]
         except RuntimeError:
@@ -356,16 +357,16 @@ def _voters(group: Any, parameters: Sequence[Any]) -> tuple[Any, torch.device]:
         return group, parameters[0].device if parameters else torch.device("cpu")
     if group not in _VOTERS:
         ranks = distributed.get_process_group_ranks(group)
-        timeout = group._get_backend(_device_of(group)).options._timeout
         _VOTERS[group] = distributed.new_group(
-            ranks, timeout=timeout, backend="gloo", use_local_synchronization=True
+            ranks, timeout=_timeout(group), backend="gloo", use_local_synchronization=True
         )
     return _VOTERS[group], torch.device("cpu")
 
 
-def _device_of(group: Any) -> torch.device:
-    kinds = {device.type for device in group._device_types}
-    return torch.device("cpu" if "cpu" in kinds else next(iter(kinds)))
+def _timeout(group: Any) -> Any:
+    """What the user has set for the model's group; None, for torch's own, if it does not say."""
+    backend = group._get_backend(next(iter(group._device_types)))
+    return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
 # ---- which models are replicated -----------------------------------------------------------------
@@ -484,10 +485,16 @@ def _check_again(model: DistributedDataParallel) -> None:
     _refuse_if(
         {
             "static_graph=True averages in the first backward": model.static_graph,
-            "a communication hook would not be called": bool(model._comm_hooks),
+            "a communication hook would not be called": _has_hook(model),
             "a hook on its buffers would not be called": hasattr(model, "buffer_hook"),
         }
     )
+
+
+def _has_hook(model: DistributedDataParallel) -> bool:
+    """One of Python's, or one that torch has built in, of which only its log knows."""
+    logged = model.logger._get_ddp_logging_data().strs_map if model.logger is not None else {}
+    return bool(model._comm_hooks or logged.get("comm_hook"))
 
 
 def _refuse_if(reasons: dict[str, bool]) -> None:

@@ -37,7 +37,8 @@ _log = logging.getLogger("oomph")
 class Stepper:
     """Trains one batch at a time, in as many pieces as its memory needs.
 
-    model: as it is, or in DistributedDataParallel; then each rank is given its part of a batch.
+    model: as it is, or in DistributedDataParallel, compiled or not; then each rank is given its
+        part of a batch, and all ranks step or all raise.
     loss: (model, batch) -> a scalar, as in a Workload; without one, use `micro`.
     plan: of oomph.plan; its tricks are put on, and what fits by it is the first to be tried.
     weight: what the loss is a mean of: "mean" over examples, "sum", "tokens" (labels that are not

@@ -283,7 +283,7 @@ def _changed_by(optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         parameters = parameters_of(optimizer)
         states = [optimizer.state[p] for p in parameters if p in optimizer.state]
         tensors += parameters
-        for each in (*states, *optimizer.param_groups):
+        for each in (*filter(_is_dict, states), *optimizer.param_groups):
             tensors += [each[name] for name in _named(each) if _is_tensor(each[name])]
             dicts.append(each)
     return tensors, dicts
@@ -291,6 +291,10 @@ def _changed_by(optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 def _named(state: Any) -> Iterator[str]:
     return (name for name in sorted(state) if name != "params")
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def _is_tensor(value: Any) -> bool:
