@@ -25,8 +25,8 @@ The protocol of one call of `step(batch)`, which is the same on every rank, what
    ran out of memory, and all have copies): all restore their copy and all step again, parameter by
    parameter, since the same arithmetic on all ranks keeps their weights bit-identical; then they
    vote again. FAILED with copies: all restore, all raise. FAILED without: ranks that failed receive
-   weights and optimizer states from a rank that has stepped (`heal`), then all raise unless the
-   failure was one of memory, which is thereby mended. If no rank has stepped, all raise.
+   weights and optimizer states from a rank that has stepped, then all raise unless the failure was
+   one of memory, which is thereby mended. If no rank has stepped, all raise.
 
 A rank that raises anything, anywhere in 1 to 6, first takes part in the vote that the others come
 to next and says FAILED: nobody waits for a rank that has left. Signals are held from 2 to 6.
@@ -40,7 +40,6 @@ that fails outside of any call of oomph's.
 from __future__ import annotations
 
 import gc
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from enum import IntEnum
@@ -269,32 +268,21 @@ class Ranks:
         (found,) = self._least([self.rank if is_so else _NEUTRAL])
         return None if found == _NEUTRAL else found
 
-    def heal(self, tensors: Sequence[Any], dicts: Sequence[dict[str, Any]], source: int) -> bool:
-        """Give all ranks what the source has in tensors, and in dicts beside tensors.
-
-        False, and nothing is done, if a rank has not the same ones, or no memory to receive them.
-        """
-        shapes = [(each.shape, each.dtype) for each in tensors]
-        mark = zlib.crc32(repr((shapes, [list(each) for each in dicts])).encode()) >> 2
-        try:
-            received = [each.detach().contiguous() for each in tensors]
-        except RuntimeError:
-            mark, received = -1 - self.rank, []
-        least, minus_most = self._least([mark, -mark])
-        if least != -minus_most:
-            return False
+    def object_of(self, source: int, mine: Any) -> Any:
+        """What the source has; plain values. All ranks call it."""
+        found = [mine]
         origin = distributed.get_global_rank(self._group, source)
-        for tensor, each in zip(tensors, received, strict=True):
-            is_voters = each.device.type == self._device.type
-            group = self._voters if is_voters else self._group
-            distributed.broadcast(each, origin, group=group)
+        distributed.broadcast_object_list(found, origin, group=self._voters)
+        return found[0]
+
+    def copy_from(self, source: int, tensors: Iterable[tuple[Any, Any]]) -> None:
+        """Give all ranks what the source has: each tensor, with itself or a contiguous copy."""
+        origin = distributed.get_global_rank(self._group, source)
+        for tensor, sent in tensors:
+            is_voters = sent.device.type == self._device.type
+            distributed.broadcast(sent, origin, group=self._voters if is_voters else self._group)
             with torch.no_grad():
-                _copy_back(tensor, each)
-        plain = [[_plain(each) for each in dicts]]
-        distributed.broadcast_object_list(plain, origin, group=self._voters)
-        for each, values in zip(dicts, plain[0], strict=True):
-            each.update(values)
-        return True
+                _copy_back(tensor, sent)
 
 
 def no_way(ranks: Ranks | None, recovery: Recovery, error_text: str) -> OomphError:
@@ -322,12 +310,6 @@ def _unsynchronised(model: Any) -> Iterator[None]:
         yield
     finally:
         model.require_backward_grad_sync, model.require_forward_param_sync = before
-
-
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """What is neither a tensor nor made of tensors."""
-    kinds = (bool, int, float, str, type(None), tuple)
-    return {name: value for name, value in state.items() if isinstance(value, kinds)}
 
 
 def _copy_back(tensor: Any, sent: Any) -> None:

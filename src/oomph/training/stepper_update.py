@@ -8,7 +8,7 @@ ranks all of them step or none does; ranks.py has the protocol.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -197,6 +197,8 @@ class Update:
                 return
             if failure is None or failure.is_of_memory:
                 raise self._stepped_though_failed()
+        elif failure is None and least is Said.FAILED:
+            raise self._failed_half_way()
         elif failure is None or failure.is_of_memory:
             raise half_updated(self._text(failure)) from None
         else:
@@ -217,6 +219,15 @@ class Update:
             return failure.text
         return f"it failed on rank {self.ranks.worst if self.ranks else 0}"
 
+    def _failed_half_way(self) -> OomphError:
+        worst = self.ranks.worst if self.ranks else 0
+        return OomphError(
+            f"the optimizer failed on rank {worst} in the middle of its step",
+            because="this rank has stepped and that one has not, or only in part",
+            attempt=f"the error that rank {worst} shows, and the last checkpoint;"
+            ' Stepper(..., copies="always") keeps a copy of each step',
+        )
+
     def _stepped_though_failed(self) -> OomphError:
         worst = self.ranks.worst if self.ranks else 0
         return OomphError(
@@ -233,7 +244,18 @@ class Update:
         source = ranks.first_that(has_stepped) if ranks is not None else None
         if ranks is None or source is None:
             return False
-        return ranks.heal(*_changed_by(self.optimizers), source)
+        described = ranks.object_of(source, [_described(each) for each in self.optimizers])
+        tensors: list[tuple[Any, Any]] = []
+        try:
+            for optimizer, each in zip(self.optimizers, described, strict=True):
+                tensors += [(t, t.detach().contiguous()) for t in _made_like(optimizer, *each)]
+            has_room = True
+        except RuntimeError:
+            has_room = False
+        if ranks.first_that(not has_room) is not None:
+            return False
+        ranks.copy_from(source, tensors)
+        return True
 
     def _finish(self) -> None:
         is_skipped = False
@@ -276,29 +298,69 @@ def _one_by_one(optimizer: Any) -> None:
         optimizer.__dict__.pop(name, None)
 
 
-def _changed_by(optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """What an update changes, in the same order on all ranks: tensors, and dicts of the rest."""
-    tensors, dicts = [], []
-    for optimizer in optimizers:
-        parameters = parameters_of(optimizer)
-        states = [optimizer.state[p] for p in parameters if p in optimizer.state]
-        tensors += parameters
-        for each in (*filter(_is_dict, states), *optimizer.param_groups):
-            tensors += [each[name] for name in _named(each) if _is_tensor(each[name])]
-            dicts.append(each)
-    return tensors, dicts
+# ---- what an update changes, from rank to rank -------------------------------------------------
+
+_Described = dict[str, Any]  # plain values, and _Shape for tensors
 
 
-def _named(state: Any) -> Iterator[str]:
-    return (name for name in sorted(state) if name != "params")
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A tensor without what is in it."""
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    device_kind: str
 
 
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, dict)
+def _described(optimizer: Any) -> tuple[dict[int, _Described], list[_Described]]:
+    """The states by the number of their parameter, and the groups."""
+    numbered = enumerate(parameters_of(optimizer))
+    states = {n: optimizer.state[p] for n, p in numbered if p in optimizer.state}
+    return (
+        {n: _entries(state) for n, state in states.items() if isinstance(state, dict)},
+        [_entries(group) for group in optimizer.param_groups],
+    )
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
+def _entries(state: dict[str, Any]) -> _Described:
+    """Objects that are neither tensors nor plain stay what they are on each rank."""
+    found: _Described = {}
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            found[name] = _Shape(tuple(value.shape), value.dtype, value.device.type)
+        elif isinstance(value, bool | int | float | str | None | tuple):
+            found[name] = value
+    return found
+
+
+def _made_like(
+    optimizer: Any, states: dict[int, _Described], groups: list[_Described]
+) -> list[Any]:
+    """Make an optimizer's entries those that are described. All its tensors, to be filled."""
+    parameters = parameters_of(optimizer)
+    tensors = list(parameters)
+    for number, parameter in enumerate(parameters):
+        if number in states:
+            tensors += _fill_in(optimizer.state[parameter], states[number], parameter.device)
+        elif isinstance(optimizer.state.get(parameter), dict):
+            del optimizer.state[parameter]
+    for group, each in zip(optimizer.param_groups, groups, strict=True):
+        tensors += _fill_in(group, each, group["params"][0].device)
+    return tensors
+
+
+def _fill_in(state: dict[str, Any], described: _Described, device: torch.device) -> list[Any]:
+    tensors = []
+    for name, value in described.items():
+        if isinstance(value, _Shape):
+            there = state.get(name)
+            if not isinstance(there, torch.Tensor) or tuple(there.shape) != value.sizes:
+                place = device if device.type == value.device_kind else value.device_kind
+                state[name] = torch.empty(value.sizes, dtype=value.dtype, device=place)
+            tensors.append(state[name])
+        else:
+            state[name] = value
+    return tensors
 
 
 def _check(schedulers: Sequence[Any], copies: str) -> None:
