@@ -37,7 +37,8 @@ _log = logging.getLogger("oomph")
 class Stepper:
     """Trains one batch at a time, in as many pieces as its memory needs.
 
-    model: as it is, or in DistributedDataParallel; then each rank is given its part of a batch.
+    model: as it is, or in DistributedDataParallel, compiled or not; then each rank is given its
+        part of a batch, and all ranks step or all raise.
     loss: (model, batch) -> a scalar, as in a Workload; without one, use `micro`.
     plan: of oomph.plan; its tricks are put on, and what fits by it is the first to be tried.
     weight: what the loss is a mean of: "mean" over examples, "sum", "tokens" (labels that are not
@@ -76,8 +77,9 @@ class Stepper:
         say: Callable[[str], None] | None = None,
     ) -> None:
         how = stepper_options.how_to_train(plan, precision)
-        stepper_options.check(how, model, accumulate=accumulate, clip_grad_norm=clip_grad_norm)
-        optimizers, ranks = stepper_options.several(optimizer), ranks_of(model)
+        optimizers = stepper_options.several(optimizer)
+        ranks = ranks_of(model, optimizers)
+        stepper_options.check(how, ranks, accumulate=accumulate, clip_grad_norm=clip_grad_norm)
         if plan is not None:
             apply.put_on_made(model, optimizers, how)
         apply.set_precision(how)
@@ -98,7 +100,7 @@ class Stepper:
             scaler=passes.scaler,
             clip_grad_norm=clip_grad_norm,
             copies=copies if self._recovery.splits else "never",
-            average=ranks.average if ranks else None,
+            ranks=ranks,
         )
         self._attempts = Attempts(
             Batches(weight, accumulate, whole, split, count),
@@ -135,7 +137,7 @@ class Stepper:
 
     def flush(self) -> Result | None:
         """Step with what has been accumulated, at the end of an epoch; None if that is nothing."""
-        return self._attempts.close(is_last=True) if self._attempts.is_begun else None
+        return self._attempts.flush()
 
     def forget_sizes(self) -> None:
         """Try the first size again: somebody else has given memory back."""

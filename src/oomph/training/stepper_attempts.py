@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from oomph.training.out_of_memory import is_out_of_memory
-from oomph.training.ranks import Ranks, is_settled, no_way
+from oomph.training.ranks import At, Ranks, no_way
 from oomph.training.recovery import Recovery, half_updated, release, said_by, tried_twice
 from oomph.training.rollback import Rollback
 from oomph.training.stepper_batches import Batch, Batches
@@ -46,9 +46,12 @@ class Attempts:
         """A batch, by the loss that the passes have."""
         try:
             todo = [self._open(data)]
-            while not self._is_settled(self._run(todo)):
+            while True:
+                is_done = self._run(todo)
+                with self._held():
+                    if self._is_settled(is_done):
+                        return self._close()
                 todo = self._batches.opened
-            return self.close()
         except BaseException:
             self._give_up()
             raise
@@ -57,19 +60,42 @@ class Attempts:
         """The same, where somebody else runs the pieces."""
         try:
             todo = [self._open(data)]
-            while not self._is_settled((yield from self._issue(todo))):
+            while True:
+                is_done = yield from self._issue(todo)
+                with self._held():
+                    if self._is_settled(is_done):
+                        self._close()
+                        return
                 todo = self._batches.opened
-            self.close()
         except BaseException:  # the loop was left: GeneratorExit
+            self._give_up()
+            raise
+
+    def flush(self) -> Result | None:
+        """Step with the batches so far; None if there are none, which has to hold for all ranks."""
+        if self._ranks is None:
+            return self._close(is_last=True) if self._batches.opened else None
+        try:
+            self._ranks.begin()
+            with SignalsHeld():
+                at = At.FLUSH if self._batches.opened else At.NOTHING_TO_FLUSH
+                if self._batches.opened:
+                    self.update.scale(self._batches.factor)
+                self._ranks.settle(at, True, self._recovery)
+                if self._batches.opened:
+                    return self._close(is_last=True)
+                self._ranks.end()
+                return None
+        except BaseException:
             self._give_up()
             raise
 
     # ---- one attempt ---------------------------------------------------------------------------
 
     def _open(self, data: Any) -> Batch:
+        if self._ranks is not None:
+            self._ranks.begin()
         if not self._batches.opened:
-            if self._ranks is not None:
-                self._ranks.begin()
             tried_twice(self._rollback.take)
             self._passes.losses = []
             self._recovery.num_ooms_before = self._recovery.num_ooms
@@ -106,6 +132,10 @@ class Attempts:
     def _quiet(self) -> AbstractContextManager[None]:
         return _ALONE if self._ranks is None else self._ranks.quiet()
 
+    def _held(self) -> AbstractContextManager[None]:
+        """A rank that has voted does what all have voted for: it is not to be interrupted."""
+        return _ALONE if self._ranks is None else SignalsHeld()
+
     def _pieces(self, batch: Batch) -> Iterator[tuple[Any, int, float]]:
         self._running = batch
         batch.size = batch.num
@@ -132,6 +162,13 @@ class Attempts:
 
     def catches(self, error: BaseException) -> bool:
         """Undo what was done of a step. True if the same examples are to be run again."""
+        try:
+            return self._is_caught(error)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _is_caught(self, error: BaseException) -> bool:
         failed = self._running
         if failed is None or not is_out_of_memory(error):
             self._give_up()
@@ -152,7 +189,22 @@ class Attempts:
 
     def _is_settled(self, is_done: bool) -> bool:
         """Have all ranks run all of their pieces? False if this one is to run its own again."""
-        return is_done if self._ranks is None else is_settled(self._ranks, is_done, self._recovery)
+        if self._ranks is None:
+            return is_done
+        is_whole = self._batches.is_whole
+        at = At.LAST_BATCH if is_whole else At.BATCH
+        is_ready = is_done and (not is_whole or self._is_ready())
+        return self._ranks.settle(at, is_ready, self._recovery)
+
+    def _is_ready(self) -> bool:
+        """Are gradients ready to be sent? False if there was no memory, as with a piece."""
+        try:
+            self.update.scale(self._batches.factor)
+        except BaseException as error:
+            if not self.catches(error):
+                raise
+            return False
+        return True
 
     def _undo(self) -> None:
         with SignalsHeld():
@@ -162,13 +214,18 @@ class Attempts:
 
     def _give_up(self) -> None:
         """Back to the last whole step, for good; nothing, if there is nothing since."""
-        if self._batches.opened:
-            self._undo()
+        try:
+            if self._batches.opened:
+                self._undo()
+        finally:
             self._batches.clear()
+            if self._ranks is not None:
+                with SignalsHeld():
+                    self._ranks.leave()
 
     # ---- when nothing failed -------------------------------------------------------------------
 
-    def close(self, *, is_last: bool = False) -> Result:
+    def _close(self, *, is_last: bool = False) -> Result:
         """Step, if these are all batches of a step. Ctrl-C is heard when all of it is done."""
         with SignalsHeld():
             is_whole = is_last or self._batches.is_whole
@@ -182,6 +239,8 @@ class Attempts:
                 num_ooms=self._recovery.num_ooms - self._recovery.num_ooms_before,
                 grad_norm=self._step(factor) if is_whole else None,
             )
+            if self._ranks is not None:
+                self._ranks.end()
         return self.result
 
     def _step(self, factor: float) -> Any:
@@ -195,8 +254,3 @@ class Attempts:
         self._batches.clear()
         self._passes.is_half_updated = False
         return norm
-
-    @property
-    def is_begun(self) -> bool:
-        """Have batches been run since the last step?"""
-        return bool(self._batches.opened)

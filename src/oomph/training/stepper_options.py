@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import How, Precision
+from oomph.training.ranks import Ranks
 
 
 def how_to_train(plan: Plan | None, precision: Precision | None) -> How:
@@ -24,9 +24,9 @@ def how_to_train(plan: Plan | None, precision: Precision | None) -> How:
     return plan.variant
 
 
-def check(how: How, model: Any, *, accumulate: int, clip_grad_norm: float | None) -> None:
+def check(how: How, ranks: Ranks | None, *, accumulate: int, clip_grad_norm: float | None) -> None:
     """Raises UsageError."""
-    is_replicated = isinstance(model, DistributedDataParallel)
+    is_replicated = ranks is not None
     if how.num_gpus > 1 and not (is_replicated and how.sharding == "ddp"):
         raise UsageError(
             f"the plan is for several GPUs ({how.num_gpus}, {how.sharding})",

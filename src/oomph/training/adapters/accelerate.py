@@ -20,6 +20,7 @@ from oomph.training.adapters.limits import ranks_for
 from oomph.training.adapters.pieces import Piece, total_loss
 from oomph.training.adapters.update import make_whole
 from oomph.training.adapters.window import Window
+from oomph.training.ranks import Ranks
 from oomph.training.stepper_options import several
 
 if TYPE_CHECKING:
@@ -41,13 +42,16 @@ class Guard:
     def __init__(
         self, accelerator: Any, model: Any, optimizer: Any, **options: Unpack[Options]
     ) -> None:
-        kind = accelerator.distributed_type.name
+        kind, optimizers = accelerator.distributed_type.name, several(optimizer)
         ranks = ranks_for(
-            model, accelerator.num_processes, is_engine=kind in _ENGINES, library="accelerate"
+            model,
+            [_inside(each) for each in optimizers],
+            accelerator.num_processes,
+            is_engine=kind in _ENGINES,
+            library="accelerate",
         )
-        optimizers = several(optimizer)
         for each in optimizers:
-            _make_whole(each)
+            _make_whole(each, ranks)
         self._accelerator = accelerator
         bare = accelerator.unwrap_model(model)
         say = _logger().warning
@@ -102,10 +106,15 @@ def _logger() -> Any:
     return get_logger("oomph")
 
 
-def _make_whole(optimizer: Any) -> None:
-    """The torch optimizer inside; accelerate keeps its step, to see whether a scaler skipped it."""
-    inside = getattr(optimizer, "optimizer", optimizer)
-    make_whole(inside)
+def _inside(optimizer: Any) -> Any:
+    """The torch optimizer in one that `prepare` gave."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def _make_whole(optimizer: Any, ranks: Ranks | None) -> None:
+    """accelerate keeps the step of the optimizer inside, to see whether a scaler skipped it."""
+    inside = _inside(optimizer)
+    make_whole(inside, ranks=ranks)
     if getattr(optimizer, "scaler", None) is not None:
         from accelerate.optimizer import patch_optimizer_step
 

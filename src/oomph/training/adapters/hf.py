@@ -89,7 +89,9 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
         if self._oomph_window is None:
             is_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled
             num = max(self.args.world_size, self.args.n_gpu)
-            ranks = ranks_for(model, num, is_engine=is_engine, library="the Trainer")
+            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+            ranks = ranks_for(model, [optimizer], num, is_engine=is_engine, library="the Trainer")
+            make_whole(optimizer, ranks=ranks)
             options = {"find_weight": self._find_weight, "ranks": ranks, **self._oomph_options}
             self._oomph_window = Window(self.model, [self.optimizer], _say, **options)
         return self._oomph_window

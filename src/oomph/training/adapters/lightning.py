@@ -59,7 +59,7 @@ class GuardHooks:
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         ranks = _checked(trainer, pl_module)
         for optimizer in trainer.optimizers:
-            make_whole(optimizer)
+            make_whole(optimizer, ranks=ranks)
         options = self._options
         keeps = options.get("keeps_other_rngs", False)
         rollback = RollbackWithMetrics(pl_module, trainer.optimizers, keeps_other_rngs=keeps)
@@ -96,7 +96,9 @@ def _checked(trainer: Any, pl_module: Any) -> Ranks | None:
         )
     strategy, num = trainer.strategy, trainer.world_size
     is_engine = strategy.handles_gradient_accumulation
-    return ranks_for(strategy.model, num, is_engine=is_engine, library="Lightning")
+    return ranks_for(
+        strategy.model, trainer.optimizers, num, is_engine=is_engine, library="Lightning"
+    )
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -21,12 +21,14 @@ def tell_of_norms(model: Any, say: Callable[[str], None]) -> None:
             return
 
 
-def ranks_for(model: Any, num_processes: int, *, is_engine: bool, library: str) -> Ranks | None:
+def ranks_for(
+    model: Any, optimizers: Iterable[Any], num_processes: int, *, is_engine: bool, library: str
+) -> Ranks | None:
     """Those that a library's model is replicated on; None for one process.
 
     Raises UsageError where an error of one process would leave others waiting.
     """
-    ranks = None if is_engine else ranks_of(model)
+    ranks = None if is_engine else ranks_of(model, optimizers)
     if is_engine or (num_processes > 1 and ranks is None):
         what = "an engine that accumulates by itself" if is_engine else f"{num_processes} processes"
         raise UsageError(

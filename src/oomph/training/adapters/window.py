@@ -21,7 +21,7 @@ from oomph.training import apply, examples, splitting
 from oomph.training.adapters.limits import tell_of_norms
 from oomph.training.adapters.pieces import Opened, Piece
 from oomph.training.out_of_memory import is_out_of_memory
-from oomph.training.ranks import Ranks, is_settled, no_way
+from oomph.training.ranks import At, Ranks, no_way
 from oomph.training.recovery import said_by, tried_twice
 from oomph.training.recovery_of_model import recovery_for
 from oomph.training.recovery_tricks import NAMES
@@ -45,7 +45,7 @@ class Window:
     whole, split, count, last_resorts, keeps_other_rngs: as for a Stepper.
     backward: (loss, share) -> backward of a piece, where a piece is told to do it.
     is_zeroed_later: gradients that are there when a window begins are those of the last step.
-    ranks: that the model is replicated on; `close` then averages gradients over them.
+    ranks: that the model is replicated on; in `close` they vote and average gradients.
     """
 
     def __init__(
@@ -107,9 +107,13 @@ class Window:
 
     def pieces(self, data: Any, said: Any = None) -> Iterator[Piece]:
         """The pieces of a batch; after an error those of the window, from its beginning."""
-        todo, is_again = [self._open(data, said)], False
-        while not self._is_settled((yield from self._issue(todo, is_again=is_again))):
-            todo, is_again = self._opened, True
+        try:
+            todo, is_again = [self._open(data, said)], False
+            while not (yield from self._issue(todo, is_again=is_again)):
+                todo, is_again = self._opened, True
+        except BaseException:
+            self._give_up()
+            raise
         self.micro_batch = self._opened[-1].size
         if self.micro_batch < self._opened[-1].num and not self._has_looked_for_norms:
             self._has_looked_for_norms = True
@@ -117,8 +121,16 @@ class Window:
 
     def close(self) -> None:
         """The library's optimizer steps: nothing of this window is run again."""
-        if self._ranks is not None and self._opened:
-            self._ranks.average()
+        if self._ranks is not None:
+            try:
+                with SignalsHeld():
+                    self._ranks.ready()
+                    self._ranks.settle(At.LAST_BATCH, True, self._recovery)
+                    self._ranks.average()
+                    self._ranks.end()
+            except BaseException:
+                self._give_up()
+                raise
         for opened in self._opened:
             self._recovery.sizes.fitted(opened.num, opened.elements, opened.size)
         self._clear()
@@ -132,9 +144,9 @@ class Window:
     def _open(self, data: Any, said: Any) -> Opened:
         if self._opened and not self._has_gradients():
             self._clear()  # the library has dropped what was accumulated
+        if self._ranks is not None:
+            self._ranks.begin()
         if not self._opened:
-            if self._ranks is not None:
-                self._ranks.begin()
             tried_twice(lambda: self._rollback.take(keeps_gradients=not self._is_zeroed_later))
             self._recovery.num_ooms_before = self.num_ooms
         num = self._count(data) if self._count else examples.num_examples(data, self._whole)
@@ -165,28 +177,14 @@ class Window:
             measured.begin(opened.elements, opened.size)
         for number, (data, num, share) in enumerate(parts):
             piece = Piece(self, opened, data, num, share, is_first=is_first and number == 0)
-            try:
-                yield piece
-            except BaseException as left:  # the loop was left: GeneratorExit
-                self.catches(left)
-                raise
+            yield piece
             if piece.has_failed:
                 return False
             if not piece.is_done:
-                self._give_up()
                 raise left_out()
         if measured is not None:
             measured.end(opened.elements, opened.size, opened.num)
         return True
-
-    def _is_settled(self, is_done: bool) -> bool:
-        if self._ranks is None:
-            return is_done
-        try:
-            return is_settled(self._ranks, is_done, self._recovery)
-        except BaseException:
-            self._give_up()
-            raise
 
     def _tried_parts(self, opened: Opened) -> list[tuple[Any, int, float]] | None:
         """None if memory ran out: to find out what parts count, the model is run."""
@@ -242,6 +240,13 @@ class Window:
 
     def catches(self, error: BaseException) -> bool:
         """Undo the window so far. True if its examples are to be run again."""
+        try:
+            return self._is_caught(error)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _is_caught(self, error: BaseException) -> bool:
         failed = self._running
         if failed is None or not is_out_of_memory(error):
             self._give_up()
@@ -259,10 +264,15 @@ class Window:
             self._rollback.undo()
 
     def _give_up(self) -> None:
-        """Back to the last whole step, for good."""
-        if self._opened:
-            self._undo()
-        self._clear()
+        """Back to the last whole step, for good; other ranks are told of it."""
+        try:
+            if self._opened:
+                self._undo()
+        finally:
+            self._clear()
+            if self._ranks is not None:
+                with SignalsHeld():
+                    self._ranks.leave()
 
     def _clear(self) -> None:
         self._opened, self._running, self.newest = [], None, None
