@@ -33,10 +33,14 @@ class Update:
         clip_grad_norm: float | None = None,
         copies: Copies = "first",
         average: Callable[[], None] | None = None,
+        parameters: Callable[[], list[Any]] | None = None,
     ) -> None:
-        """average: gradients over ranks, before they are clipped."""
+        """average: gradients over ranks, before they are clipped.
+
+        parameters: whose gradients these are; unless said, the model's and the optimizers'.
+        """
         _check(schedulers, copies)
-        self._average = average
+        self._average, self._own_parameters = average, parameters
         self.optimizers, self._model, self._scaler = tuple(optimizers), model, scaler
         self._schedulers, self._clip, self._copies = tuple(schedulers), clip_grad_norm, copies
         self._num_updated = 0  # parameters that have been updated: they have their states
@@ -69,6 +73,8 @@ class Update:
         return tried_twice(lambda: torch.nn.utils.clip_grad_norm_(parameters, self._clip or 0))
 
     def _parameters(self) -> list[Any]:
+        if self._own_parameters is not None:
+            return self._own_parameters()
         both = [*self._model.parameters(), *(p for o in self.optimizers for p in parameters_of(o))]
         return list({id(parameter): parameter for parameter in both}.values())
 

@@ -35,7 +35,7 @@ class Guard:
 
     model, optimizer: as `accelerator.prepare` gave them; a list, if there are several optimizers.
     options: plan, micro_batch, weight ("mean" unless told), whole, split, count,
-        last_resorts, keeps_other_rngs: as for a Stepper.
+        last_resorts, keeps_other_rngs, beside: as for a Stepper.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Guard:
             piece.backward(loss)
             return loss.detach()
 
+        self._window.uses(loss_of)
         done = self._window.run(batch, work)
         self._end()
         return total_loss(done)

@@ -21,6 +21,7 @@ from oomph.training.adapters.options import Options
 from oomph.training.adapters.pieces import Opened, Piece, total_loss
 from oomph.training.adapters.update import make_whole
 from oomph.training.adapters.window import Window
+from oomph.training.rollback_state import modules_in
 from oomph.training.weights import Weight
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
 
     The Trainer is made as ever, with these keywords more, all of them as for a Stepper: plan,
     micro_batch, weight (found out when it is needed, unless told), whole, split, count,
-    last_resorts, keeps_other_rngs.
+    last_resorts, keeps_other_rngs, beside.
 
     `per_device_train_batch_size` is the batch, and not what has to fit.
     """
@@ -90,7 +91,13 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
             is_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled
             num = max(self.args.world_size, self.args.n_gpu)
             ranks = ranks_for(model, num, is_engine=is_engine, library="the Trainer")
-            options = {"find_weight": self._find_weight, "ranks": ranks, **self._oomph_options}
+            options = {
+                "find_weight": self._find_weight,
+                "ranks": ranks,
+                # A teacher, an average: what a Trainer has, its compute_loss may write into.
+                "beside": [module for each in vars(self).values() for module in modules_in(each)],
+                **self._oomph_options,
+            }
             self._oomph_window = Window(self.model, [self.optimizer], _say, **options)
         return self._oomph_window
 

@@ -36,7 +36,7 @@ class GuardHooks:
     """What the callback does; `Guard` is this and Lightning's Callback.
 
     options: plan, micro_batch, weight ("mean" unless told), whole, split, count,
-        last_resorts, keeps_other_rngs: as for a Stepper.
+        last_resorts, keeps_other_rngs, beside: as for a Stepper.
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
@@ -62,7 +62,12 @@ class GuardHooks:
             make_whole(optimizer)
         options = self._options
         keeps = options.get("keeps_other_rngs", False)
-        rollback = RollbackWithMetrics(pl_module, trainer.optimizers, keeps_other_rngs=keeps)
+        rollback = RollbackWithMetrics(
+            pl_module,
+            trainer.optimizers,
+            keeps_other_rngs=keeps,
+            beside=options.get("beside", ()),
+        )
         self._window = Window(
             pl_module,
             trainer.optimizers,

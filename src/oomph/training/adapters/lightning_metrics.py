@@ -18,8 +18,8 @@ _COUNTERS = ("_update_count", "_computed", "_forward_cache")
 class RollbackWithMetrics(Rollback):
     """A Rollback that knows torchmetrics' states."""
 
-    def __init__(self, model: Any, optimizers: Iterable[Any], *, keeps_other_rngs: bool) -> None:
-        super().__init__(model, optimizers, keeps_other_rngs=keeps_other_rngs)
+    def __init__(self, model: Any, optimizers: Iterable[Any], **options: Any) -> None:
+        super().__init__(model, optimizers, **options)
         self._metrics = [module for module in model.modules() if hasattr(module, "metric_state")]
         self._counted: list[dict[str, Any]] = []
 
