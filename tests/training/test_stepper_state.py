@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -211,6 +212,27 @@ def test_another_process_goes_on_bit_by_bit(tmp_path: Path) -> None:
         whole.step(batch)
     torch.set_num_threads(threads)
     assert torch.equal(torch.load(file, weights_only=True), whole.weights())
+
+
+def test_the_checkpoint_and_the_evaluation_of_the_document(tmp_path: Path) -> None:
+    document = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    codes = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+    job, data = Job(), [{"x": x, 0: x, 1: y} for x, y in batches()]
+    job.step(batches()[0])
+    names: dict[str, Any] = {
+        "torch": torch,
+        "model": job.model,
+        "optimizer": job.optimizer,
+        "step": job.step,
+        "path": tmp_path / "checkpoint.pt",
+        "validation": data,
+        "batch": data[0],
+    }
+    for code in [each for each in codes if "weights_only" in each or "step.evaluate" in each]:
+        exec(code, names)  # noqa: S102
+    assert len(names["losses"]) == STEPS
+    assert names["logits"].shape == (7, 8)
+    assert names["state"]["stepper"]["accumulated"] is None
 
 
 # ---- what is no state --------------------------------------------------------------------------

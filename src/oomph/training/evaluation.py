@@ -32,7 +32,7 @@ class Evaluation:
         count: Callable[[Any], int],
         say: Callable[[str], None],
     ) -> None:
-        self._split, self._count, self._say = split, count, say
+        self.split, self._count, self._say = split, count, say
         self._sizes = Sizes()
         self.num_ooms = 0
 
@@ -58,7 +58,7 @@ class Evaluation:
     ) -> BaseException | None:
         """`done` grows with each piece, until one runs out of memory: that error."""
         sizes = [*(num for _, num, _ in done), *sizes]
-        parts = [data] if len(sizes) == 1 else self._split(data, sizes)
+        parts = [data] if len(sizes) == 1 else self.split(data, sizes)
         try:
             for part, num in list(zip(parts, sizes, strict=True))[len(done) :]:
                 done.append((part, num, work(part)))
@@ -84,6 +84,22 @@ class Evaluation:
             f" {smaller} at a time. {text}"
         )
         return smaller
+
+
+def evaluation_for(options: Mapping[str, Any], say: Callable[[str], None]) -> Evaluation:
+    """As an adapter was told to split. A batch that nobody can count is run whole."""
+    whole, split, count = (options.get(name) for name in ("whole", "split", "count"))
+
+    def cut(data: Any, sizes: Sequence[int]) -> Sequence[Any]:
+        return split(data, sizes) if split else splitting.split(data, sizes, whole or ())
+
+    def counted(data: Any) -> int:
+        try:
+            return int(count(data)) if count else examples.num_examples(data, whole or ())
+        except UsageError:
+            return 1
+
+    return Evaluation(cut, counted, say)
 
 
 def _unequal(sizes: list[int]) -> list[int]:
@@ -119,11 +135,19 @@ def joined(
     """
     if len(done) == 1:
         return done[0][2]
-    parts, nums = [part for part, _, _ in done], [num for _, num, _ in done]
-    weights = weights_of(parts, nums, weigh)
-    # Of a summed loss the pieces add up.
-    shares = [1.0] * len(done) if is_sum else [weight / sum(weights) for weight in weights]
+    shares = shares_of(done, weigh, is_sum=is_sum)
+    nums = [num for _, num, _ in done]
     return _Joining(nums, shares).join([result for _, _, result in done], "the result")
+
+
+def shares_of(
+    done: Sequence[tuple[Any, int, Any]], weigh: Callable[[Any, int], Any], *, is_sum: bool
+) -> list[float]:
+    """How much the loss of each piece counts in that of the whole; of a summed one, all of it."""
+    if is_sum or len(done) == 1:
+        return [1.0] * len(done)
+    weights = weights_of([part for part, _, _ in done], [num for _, num, _ in done], weigh)
+    return [weight / sum(weights) for weight in weights]
 
 
 class _Joining:

@@ -11,6 +11,7 @@ or several with DistributedDataParallel.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,9 @@ from oomph.training.adapters.options import Options
 from oomph.training.adapters.pieces import Opened, Piece, total_loss
 from oomph.training.adapters.update import make_whole
 from oomph.training.adapters.window import Window
+from oomph.training.evaluation import evaluation_for, joined
 from oomph.training.rollback_state import modules_in
-from oomph.training.weights import Weight
+from oomph.training.weights import Weight, weigher
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Trainer
@@ -44,6 +46,8 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
         own = [name for name in Options.__annotations__ if name in keywords]
         self._oomph_options: Any = {name: keywords.pop(name) for name in own}
         self._oomph_window: Window | None = None
+        self._oomph_evaluation = evaluation_for(self._oomph_options, _say)
+        self._oomph_evaluated_by: Weight | None = self._oomph_options.get("weight")
         super().__init__(*args, **keywords)
 
     # ---- what the Trainer calls ----------------------------------------------------------------
@@ -74,6 +78,51 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
         if self.accelerator.sync_gradients:  # the last batch before a step
             window.close()
         return loss
+
+    def prediction_step(
+        self,
+        model: Any,
+        inputs: Any,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """The Trainer's, of each piece where a batch of the evaluation does not fit."""
+        prediction_step = super().prediction_step
+
+        def work(part: Any) -> Any:
+            return prediction_step(
+                model, part, prediction_loss_only, ignore_keys=ignore_keys, **keywords
+            )
+
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            return work(inputs)  # its forward waits for other ranks
+        done = self._oomph_evaluation.run(inputs, work)
+        return done[0][2] if len(done) == 1 else self._predicted(model, inputs, done)
+
+    def _predicted(self, model: Any, inputs: Any, done: list[tuple[Any, int, Any]]) -> Any:
+        """Losses are weighted, predictions and labels put together, padded where lengths differ."""
+        from transformers.trainer_pt_utils import nested_concat
+
+        losses, *columns = zip(*(result for _, _, result in done), strict=True)
+        loss = None
+        if losses[0] is not None:
+            weight = self._evaluation_weight(model, inputs, sum(num for _, num, _ in done))
+            pieces = zip(done, losses, strict=True)
+            rows = [(part, num, each) for (part, num, _), each in pieces]
+            loss = joined(rows, weigher(weight), is_sum=weight == "sum")
+        whole = [
+            None if column[0] is None else functools.reduce(nested_concat, column)
+            for column in columns
+        ]
+        return loss, *whole
+
+    def _evaluation_weight(self, model: Any, inputs: Any, num: int) -> Weight:
+        if self._oomph_evaluated_by is None:
+            split = functools.partial(self._oomph_evaluation.split, inputs)
+            opened = Opened(inputs, num, 0, (model, None), [])
+            self._oomph_evaluated_by = self._find_weight(opened, split)
+        return self._oomph_evaluated_by
 
     def log(self, logs: dict[str, float], *args: Any, **keywords: Any) -> None:
         """Beside the loss: examples at a time, and errors so far, once there was one."""
