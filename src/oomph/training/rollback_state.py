@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import types
 import weakref
 from collections import deque
@@ -41,6 +42,7 @@ _MOST_NEAR_BYTES = 64 * MIB
 # Plain attributes: larger tensors are not copied but kept alive, and all of these together may
 # take _MOST_NEAR_BYTES. A model may have left activations there, for somebody to look at.
 _MOST_COPIED_BYTES = MIB
+_MOST_ENTRIES = 1000  # of a list that is looked through for modules: a data set has more
 _INTERNAL = frozenset(vars(nn.Module()))
 _NOT_THERE = object()
 
@@ -358,6 +360,7 @@ def _has_memory(tensor: Any) -> bool:
     return bool(is_plain and not is_traceable_wrapper_subclass(tensor))
 
 
+_PARTS = 32
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
@@ -381,22 +384,34 @@ def _all_sums(kept: dict[int, _Kept]) -> dict[int, Any]:
             by_device.setdefault(each.tensor.device, {})[key] = _checksum(each.tensor)
     found: dict[int, Any] = dict.fromkeys(kept)
     for sums in by_device.values():
-        found.update(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
+        numbers = torch.cat(list(sums.values())).tolist()
+        ends = list(itertools.accumulate(len(each) for each in sums.values()))
+        starts = [0, *ends[:-1]]
+        for key, start, end in zip(sums, starts, ends, strict=True):
+            found[key] = numbers[start:end]
     return found
 
 
 @torch.no_grad()
 def _checksum(tensor: Any) -> Any:
-    """Of the bits of all elements, of the first half, and of every third."""
+    """Sums of bits, of parts of the tensor one by one: what moves to another place is seen."""
     tensor = tensor.detach()
     if tensor.is_contiguous():
         flat = tensor.view(-1)
     else:
         flat = tensor.permute(*sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
         flat = flat.reshape(-1)  # without a copy where it is dense: channels last
-    bits = flat.view(_INTEGERS.get(flat.element_size(), torch.int64))
-    parts = bits, bits[: len(bits) // 2], bits[::3]
-    return torch.stack([part.sum(dtype=torch.int64) for part in parts])
+    flat = flat.view(_INTEGERS.get(flat.element_size(), torch.int64))
+    # Eight bytes at a time, as far as they go: several times as quick as one by one.
+    width = 8 // flat.element_size()
+    if flat.storage_offset() % width:
+        words, rest = flat, flat[:0]
+    else:
+        whole = len(flat) // width * width
+        words, rest = flat[:whole].view(torch.int64), flat[whole:]
+    num = len(words) // _PARTS
+    parts, last = words[: num * _PARTS].view(_PARTS, num), words[num * _PARTS :]
+    return torch.cat([parts.sum(1, dtype=torch.int64), last.long(), rest.long()])
 
 
 # ---- where modules have them -------------------------------------------------------------------
@@ -582,23 +597,29 @@ def modules_in(value: Any) -> Iterator[nn.Module]:
     """A module, or those in a list, a tuple or a dict."""
     if isinstance(value, nn.Module):
         yield value
-    elif isinstance(value, list | tuple | dict):
+    elif isinstance(value, list | tuple | dict) and len(value) <= _MOST_ENTRIES:
         for each in value.values() if isinstance(value, dict) else value:
             if isinstance(each, nn.Module):
                 yield each
 
 
 _LIBRARIES = ("torch", "numpy", "builtins", "functools", "oomph.")
+_DEPTH = 3
 
 
-def modules_used_by(function: Any, depth: int = 3) -> Iterator[nn.Module]:
+def modules_used_by(function: Any) -> Iterator[nn.Module]:
     """The modules that a function names: in its closure, globals and defaults, in its object."""
-    if depth == 0 or _is_of_a_library(function):
-        return
-    for value in _named_by(function):
-        yield from modules_in(value)
-        if not isinstance(value, type | nn.Module) and not _is_of_a_library(value):
-            yield from modules_used_by(value, depth - 1)
+    seen: set[int] = set()
+    waiting = [(function, 0)]
+    while waiting:
+        each, depth = waiting.pop()
+        if depth == _DEPTH or id(each) in seen or _is_of_a_library(each):
+            continue
+        seen.add(id(each))
+        for value in _named_by(each):
+            yield from modules_in(value)
+            if not isinstance(value, type | nn.Module):
+                waiting.append((value, depth + 1))
 
 
 def _is_of_a_library(value: Any) -> bool:
