@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import Precision
 from oomph.training import apply, recovery_tricks, stepper_options
+from oomph.training.evaluation import Evaluation, Join, in_eval_mode
 from oomph.training.ranks import ranks_of
 from oomph.training.recovery_of_model import recovery_for
-from oomph.training.rollback import Rollback
+from oomph.training.rollback import OwnRollback
 from oomph.training.stepper_attempts import Attempts
 from oomph.training.stepper_batches import Batches, Count, Split
 from oomph.training.stepper_micro import Micro
@@ -32,6 +34,7 @@ from oomph.training.stepper_update import Copies, Update
 from oomph.training.weights import Weight
 
 _log = logging.getLogger("oomph")
+_FORMAT = 1  # of state_dict
 
 
 class Stepper:
@@ -51,6 +54,8 @@ class Stepper:
     last_resorts: what may be switched on when a single example does not fit.
     copies: of weights and states on the host, before the "first" update, "always" or "never".
     keeps_other_rngs: set Python's and numpy's generators back, too, which costs each step.
+    keeps_gradients: add to gradients that are there before a step, instead of dropping them.
+    beside: modules that the forward writes into and that neither the model nor `loss` names.
     """
 
     def __init__(
@@ -74,12 +79,15 @@ class Stepper:
         last_resorts: Sequence[str] = recovery_tricks.NAMES,
         copies: Copies = "first",
         keeps_other_rngs: bool = False,
+        keeps_gradients: bool = False,
+        beside: Sequence[Any] = (),
         say: Callable[[str], None] | None = None,
     ) -> None:
         how = stepper_options.how_to_train(plan, precision)
         optimizers = stepper_options.several(optimizer)
         ranks = ranks_of(model, optimizers)
         stepper_options.check(how, ranks, accumulate=accumulate, clip_grad_norm=clip_grad_norm)
+        stepper_options.check_optimizers(optimizers)
         if plan is not None:
             apply.put_on_made(model, optimizers, how)
         apply.set_precision(how)
@@ -93,6 +101,16 @@ class Stepper:
             say=say or _log.warning,
         )
         passes = Passes(model, loss, self._recovery.resorts, device=device, scaler=scaler)
+        rollback = OwnRollback(
+            model,
+            optimizers,
+            keeps_gradients=keeps_gradients,
+            keeps_other_rngs=keeps_other_rngs,
+            loss=loss,
+            beside=beside,
+            updates_in_backward=how.optimizer_in_backward,
+            say=self._recovery.say,
+        )
         update = Update(
             model,
             optimizers,
@@ -101,10 +119,14 @@ class Stepper:
             clip_grad_norm=clip_grad_norm,
             copies=copies if self._recovery.splits else "never",
             ranks=ranks,
+            parameters=rollback.parameters,
         )
+        self._passes, self._ranks = passes, ranks
+        self._batches = Batches(weight, accumulate, whole, split, count)
+        self._evaluation = Evaluation(self._batches.cut, self._batches.count, self._recovery.say)
         self._attempts = Attempts(
-            Batches(weight, accumulate, whole, split, count),
-            Rollback(model, optimizers, keeps_other_rngs=keeps_other_rngs),
+            self._batches,
+            rollback,
             self._recovery,
             passes,
             update,
@@ -138,6 +160,70 @@ class Stepper:
     def flush(self) -> Result | None:
         """Step with what has been accumulated, at the end of an epoch; None if that is nothing."""
         return self._attempts.flush()
+
+    # ---- evaluation ----------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        batch: Any,
+        function: Callable[[Any, Any], Any] | None = None,
+        join: Join | None = None,
+    ) -> Any:
+        """The loss of a batch, or what `function(model, batch)` gives; nothing is trained.
+
+        Without gradients, in eval mode, with the autocast of training. A batch that does not fit is
+        run in pieces, and what they give is put together: rows are joined, numbers averaged as the
+        loss is, whole numbers added; or by `join(results, examples of each)`. Sizes of training are
+        not touched.
+        """
+        quiet = nullcontext() if self._ranks is None else self._ranks.quiet()
+        with in_eval_mode(self.model), quiet:
+            done = self._evaluation.run(batch, lambda data: self._passes.evaluate(data, function))
+        if join is not None and len(done) > 1:
+            return join([result for _, _, result in done], [num for _, num, _ in done])
+        return self._batches.joined(done)
+
+    # ---- checkpoints ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the model's, the optimizer's and the scheduler's.
+
+        The loss scaler, the sizes that were learnt, tricks that were switched on, and gradients
+        that are being accumulated. Not the random generators, nor where the loader is.
+        """
+        recovery = self._recovery
+        return {
+            "format": _FORMAT,
+            "scaler": None if self._passes.scaler is None else self._passes.scaler.state_dict(),
+            "sizes": recovery.sizes.state(),
+            "measured": None if recovery.measured is None else recovery.measured.state(),
+            "tricks": list(recovery.resorts.switched_on),
+            "num_ooms": recovery.num_ooms,
+            "accumulated": self._attempts.state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another Stepper was, after the model and the optimizer have been loaded."""
+        stepper_options.check_state(state, _FORMAT, has_scaler=self._passes.scaler is not None)
+        try:
+            self._load(state)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                "this is no state of such a Stepper",
+                because=f"{type(error).__name__}: {error}",
+                attempt="the model, optimizer and options that it was saved with",
+            ) from error
+
+    def _load(self, state: dict[str, Any]) -> None:
+        recovery = self._recovery
+        self._attempts.load(state["accumulated"])
+        recovery.resorts.switch_on_again(state["tricks"])
+        recovery.sizes.load(state["sizes"])
+        if recovery.measured is not None and state["measured"] is not None:
+            recovery.measured.load(state["measured"])
+        if self._passes.scaler is not None:
+            self._passes.scaler.load_state_dict(state["scaler"])
+        recovery.num_ooms = recovery.num_ooms_before = int(state["num_ooms"])
 
     def forget_sizes(self) -> None:
         """Try the first size again: somebody else has given memory back."""

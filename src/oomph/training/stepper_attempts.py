@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import asdict, fields
+from typing import Any, NoReturn
 
+from oomph.errors import OomphError, UsageError
 from oomph.training.out_of_memory import is_out_of_memory
 from oomph.training.ranks import At, Ranks, no_way
 from oomph.training.recovery import Recovery, half_updated, release, said_by, tried_twice
-from oomph.training.rollback import Rollback
-from oomph.training.stepper_batches import Batch, Batches
+from oomph.training.rollback import OwnRollback
+from oomph.training.stepper_batches import Batch, Batches, Carried
 from oomph.training.stepper_micro import Micro, left_out
 from oomph.training.stepper_passes import Passes
 from oomph.training.stepper_result import Result
@@ -31,7 +33,7 @@ class Attempts:
     def __init__(
         self,
         batches: Batches,
-        rollback: Rollback,
+        rollback: OwnRollback,
         recovery: Recovery,
         passes: Passes,
         update: Update,
@@ -55,6 +57,9 @@ class Attempts:
         except BaseException:
             self._give_up()
             raise
+        finally:
+            self._running = None
+            self._rollback.leave()
 
     def issue(self, data: Any) -> Iterator[Micro]:
         """The same, where somebody else runs the pieces."""
@@ -70,35 +75,49 @@ class Attempts:
         except BaseException:  # the loop was left: GeneratorExit
             self._give_up()
             raise
+        finally:
+            self._running = None
+            self._rollback.leave()
 
     def flush(self) -> Result | None:
         """Step with the batches so far; None if there are none, which has to hold for all ranks."""
-        if self._ranks is None:
-            return self._close(is_last=True) if self._batches.opened else None
+        if self._ranks is None and not self.is_begun:
+            return None
         try:
-            self._ranks.begin()
             with SignalsHeld():
-                at = At.FLUSH if self._batches.opened else At.NOTHING_TO_FLUSH
-                if self._batches.opened:
-                    self.update.scale(self._batches.factor)
-                self._ranks.settle(at, True, self._recovery)
-                if self._batches.opened:
-                    return self._close(is_last=True)
-                self._ranks.end()
-                return None
+                self._rollback.enter()
+                return self._flushed()
         except BaseException:
             self._give_up()
             raise
+        finally:
+            self._rollback.leave()
+
+    def _flushed(self) -> Result | None:
+        if self._ranks is not None:
+            self._ranks.begin()
+            if self.is_begun:
+                self.update.scale(self._batches.factor)
+            at = At.FLUSH if self.is_begun else At.NOTHING_TO_FLUSH
+            self._ranks.settle(at, True, self._recovery)
+            if not self.is_begun:
+                self._ranks.end()
+                return None
+        return self._close(is_last=True)
 
     # ---- one attempt ---------------------------------------------------------------------------
 
     def _open(self, data: Any) -> Batch:
+        self._rollback.enter()
         if self._ranks is not None:
             self._ranks.begin()
         if not self._batches.opened:
-            tried_twice(self._rollback.take)
-            self._passes.losses = []
+            keeps = self._batches.carried.num > 0
+            tried_twice(lambda: self._rollback.take(keeps_gradients=keeps))
+            self._passes.losses = [*self._passes.carried]
             self._recovery.num_ooms_before = self._recovery.num_ooms
+        else:
+            self._rollback.resume()
         return self._batches.open(data)
 
     def _run(self, todo: list[Batch]) -> bool:
@@ -110,6 +129,7 @@ class Attempts:
                     for data, _, share in self._pieces(batch):
                         run(data, share)
                     self._measure(batch)
+            self._observe()
         except BaseException as error:
             if not self.catches(error):
                 raise
@@ -127,6 +147,7 @@ class Attempts:
                     if not micro.is_done:
                         raise left_out()
                 self._measure(batch)
+        self._observe()
         return True
 
     def _quiet(self) -> AbstractContextManager[None]:
@@ -178,10 +199,11 @@ class Attempts:
             release(error)
             self._give_up()
             raise half_updated(text) from None
+        release(error)
+        self._undo_or_refuse()  # first: a trick that is switched on is not to be undone
         failed.size = self._recovery.after(error, failed.num, failed.elements, failed.size)
-        self._undo()
         if not failed.size:
-            self._batches.clear()
+            self._end()
             raise no_way(self._ranks, self._recovery, text) from None
         return True
 
@@ -212,16 +234,44 @@ class Attempts:
             self._passes.begin_again()
             self._batches.begin_again()
 
+    def _observe(self) -> None:
+        """What the attempt has written, where that has to be learnt."""
+        try:
+            self._rollback.observe()
+        except OomphError as error:
+            self._refuse(error)
+
+    def _undo_or_refuse(self) -> None:
+        try:
+            self._undo()
+        except OomphError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: OomphError) -> NoReturn:
+        self._end()
+        no_way(self._ranks, self._recovery, error.what)  # the others are to hear of it
+        raise error
+
     def _give_up(self) -> None:
         """Back to the last whole step, for good; nothing, if there is nothing since."""
         try:
             if self._batches.opened:
                 self._undo()
+        except OomphError as error:  # beside the one that is raised
+            self._recovery.say(error.in_one_line())
         finally:
-            self._batches.clear()
+            self._end()
             if self._ranks is not None:
                 with SignalsHeld():
                     self._ranks.leave()
+
+    def _end(self) -> None:
+        """What came with a checkpoint is of the step that is given up, too."""
+        if self._batches.carried.num:
+            self._rollback.drop_gradients()
+        self._passes.carried = []
+        self._batches.clear()
+        self._rollback.end()
 
     # ---- when nothing failed -------------------------------------------------------------------
 
@@ -230,7 +280,7 @@ class Attempts:
         with SignalsHeld():
             is_whole = is_last or self._batches.is_whole
             factor = self._batches.factor if is_whole else 1.0
-            size = self._batches.opened[-1].size
+            size = self._batches.so_far.size
             self.result = Result(
                 self._passes.losses,
                 factor=factor,
@@ -239,6 +289,8 @@ class Attempts:
                 num_ooms=self._recovery.num_ooms - self._recovery.num_ooms_before,
                 grad_norm=self._step(factor) if is_whole else None,
             )
+            if not is_whole:
+                self._rollback.pause()
             if self._ranks is not None:
                 self._ranks.end()
         return self.result
@@ -252,5 +304,46 @@ class Attempts:
         for batch in self._batches.opened:
             self._recovery.sizes.fitted(batch.num, batch.elements, batch.size)
         self._batches.clear()
-        self._passes.is_half_updated = False
+        self._rollback.end()
+        self._passes.is_half_updated, self._passes.carried = False, []
         return norm
+
+    # ---- a checkpoint --------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any] | None:
+        """What has been accumulated; None between two steps. Raises UsageError within a batch."""
+        if self._running is not None:
+            raise UsageError(
+                "a batch is being run: there is no state to save",
+                attempt="saving after its last piece",
+            )
+        if not self.is_begun:
+            return None
+        parameters = self._rollback.own_parameters()
+        return {
+            **asdict(self._batches.so_far),
+            "gradients": [None if p.grad is None else p.grad.detach().cpu() for p in parameters],
+            "losses": [(loss.cpu(), share) for loss, share in self._passes.losses],
+        }
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Raises ValueError if it is another model's."""
+        self._give_up()
+        if state is None:
+            return
+        parameters = self._rollback.own_parameters()
+        pairs = list(zip(parameters, state["gradients"], strict=True))
+        if any(gradient is not None and p.shape != gradient.shape for p, gradient in pairs):
+            raise ValueError("gradients are of other shapes than the parameters")
+        for parameter, gradient in pairs:
+            moved = gradient is not None and gradient.to(parameter.device, parameter.dtype)
+            parameter.grad = moved if gradient is not None else None
+        self._batches.carry(Carried(*(state[each.name] for each in fields(Carried))))
+        self._passes.carried = [(loss, float(share)) for loss, share in state["losses"]]
+        self._passes.losses = [*self._passes.carried]
+        self._rollback.begin()
+
+    @property
+    def is_begun(self) -> bool:
+        """Have batches been run since the last step?"""
+        return self._batches.so_far.num > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -49,11 +51,65 @@ def check(how: How, ranks: Ranks | None, *, accumulate: int, clip_grad_norm: flo
         )
 
 
+def check_optimizers(optimizers: Sequence[Any]) -> None:
+    """Raises UsageError for one that evaluates the loss by itself, as often as it likes."""
+    for optimizer in optimizers:
+        inside = getattr(optimizer, "optimizer", optimizer)
+        name = type(inside).__name__
+        if _wants_a_closure(inside):
+            raise UsageError(
+                f"{name} cannot be stepped from outside",
+                because="its step calls a closure that runs the whole batch again",
+                attempt=f"a loop of your own for {name}; or AdamW, SGD and the like",
+            )
+
+
+# Sharpness-aware ones take a closure that is none by default, and fail without one.
+_TWO_STEPS = ("first_step", "second_step")
+
+
+def _wants_a_closure(optimizer: Any) -> bool:
+    if isinstance(optimizer, torch.optim.LBFGS) or all(hasattr(optimizer, n) for n in _TWO_STEPS):
+        return True
+    try:
+        named = inspect.signature(optimizer.step).parameters
+    except (TypeError, ValueError):
+        return False
+    closure = named.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
 def several(one_or_more: Any) -> tuple[Any, ...]:
     """None, one of something, or a list of them."""
     if one_or_more is None:
         return ()
     return tuple(one_or_more) if isinstance(one_or_more, list | tuple) else (one_or_more,)
+
+
+_KEYS = {"format", "scaler", "sizes", "measured", "tricks", "num_ooms", "accumulated"}
+
+
+def check_state(state: Any, number: int, *, has_scaler: bool) -> None:
+    """Raises UsageError for what is no state of such a Stepper."""
+    if not isinstance(state, dict) or not state.keys() >= _KEYS:
+        raise UsageError(
+            "this is no state of a Stepper",
+            because=f"it is a {type(state).__name__} without"
+            f" {', '.join(sorted(_KEYS - set(state if isinstance(state, dict) else ())))}",
+            attempt="what Stepper.state_dict() gave",
+        )
+    if state["format"] != number:
+        raise UsageError(
+            f"the state of a Stepper has format {state['format']!r:.40}",
+            because=f"this version of oomph reads {number}",
+            attempt="the version that saved it",
+        )
+    if (state["scaler"] is not None) is not has_scaler:
+        saved, here = ("with", "without") if not has_scaler else ("without", "with")
+        raise UsageError(
+            f"the state was saved {saved} a loss scaler, and this Stepper is {here} one",
+            attempt='the same precision="fp16" or scaler= as before',
+        )
 
 
 def no_loss(_: Any, __: Any) -> NoReturn:

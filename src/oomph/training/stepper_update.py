@@ -46,10 +46,14 @@ class Update:
         clip_grad_norm: float | None = None,
         copies: Copies = "first",
         ranks: Ranks | None = None,
+        parameters: Callable[[], list[Any]] | None = None,
     ) -> None:
-        """ranks: gradients are averaged over them, and all of them step or none does."""
+        """ranks: gradients are averaged over them, and all of them step or none does.
+
+        parameters: whose gradients these are; unless said, the model's and the optimizers'.
+        """
         _check(schedulers, copies)
-        self.ranks = ranks
+        self.ranks, self._own_parameters = ranks, parameters
         self.optimizers, self._model, self._scaler = tuple(optimizers), model, scaler
         self._schedulers, self._clip, self._copies = tuple(schedulers), clip_grad_norm, copies
         self._num_updated = 0  # parameters that have been updated: they have their states
@@ -87,6 +91,8 @@ class Update:
         return tried_twice(lambda: torch.nn.utils.clip_grad_norm_(parameters, self._clip or 0))
 
     def _parameters(self) -> list[Any]:
+        if self._own_parameters is not None:
+            return self._own_parameters()
         both = [*self._model.parameters(), *(p for o in self.optimizers for p in parameters_of(o))]
         return list({id(parameter): parameter for parameter in both}.values())
 

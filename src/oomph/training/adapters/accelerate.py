@@ -14,14 +14,17 @@ One process, or several with DistributedDataParallel, as `prepare` has it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from oomph.training.adapters.limits import ranks_for
 from oomph.training.adapters.pieces import Piece, total_loss
 from oomph.training.adapters.update import make_whole
 from oomph.training.adapters.window import Window
+from oomph.training.evaluation import Join, evaluation_for, in_eval_mode, joined
 from oomph.training.ranks import Ranks
 from oomph.training.stepper_options import several
+from oomph.training.weights import weigher
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,7 +39,7 @@ class Guard:
 
     model, optimizer: as `accelerator.prepare` gave them; a list, if there are several optimizers.
     options: plan, micro_batch, weight ("mean" unless told), whole, split, count,
-        last_resorts, keeps_other_rngs: as for a Stepper.
+        last_resorts, keeps_other_rngs, beside: as for a Stepper.
     """
 
     def __init__(
@@ -55,6 +58,9 @@ class Guard:
         self._accelerator = accelerator
         bare = accelerator.unwrap_model(model)
         say = _logger().warning
+        self._model, self._ranks = model, ranks
+        self._weight = options.get("weight") or "mean"
+        self._evaluation = evaluation_for(options, say)
         self._window = Window(bare, optimizers, say, backward=self._run, ranks=ranks, **options)
 
     def backward(self, batch: Any, loss_of: Callable[[Any], Any]) -> Any:
@@ -65,6 +71,7 @@ class Guard:
             piece.backward(loss)
             return loss.detach()
 
+        self._window.uses(loss_of)
         done = self._window.run(batch, work)
         self._end()
         return total_loss(done)
@@ -80,6 +87,18 @@ class Guard:
         """
         yield from self._window.pieces(batch)
         self._end()
+
+    def evaluate(self, batch: Any, function: Callable[[Any], Any], join: Join | None = None) -> Any:
+        """What `function(batch)` gives, without gradients and in eval mode, as Stepper.evaluate.
+
+        A batch that does not fit is run in pieces, and what they give is put together.
+        """
+        quiet = nullcontext() if self._ranks is None else self._ranks.quiet()
+        with in_eval_mode(self._model), quiet:
+            done = self._evaluation.run(batch, function)
+        if join is not None and len(done) > 1:
+            return join([result for _, _, result in done], [num for _, num, _ in done])
+        return joined(done, weigher(self._weight), is_sum=self._weight == "sum")
 
     @property
     def micro_batch(self) -> int | None:

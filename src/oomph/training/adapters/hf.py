@@ -11,6 +11,7 @@ or several with DistributedDataParallel.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,9 @@ from oomph.training.adapters.options import Options
 from oomph.training.adapters.pieces import Opened, Piece, total_loss
 from oomph.training.adapters.update import make_whole
 from oomph.training.adapters.window import Window
-from oomph.training.weights import Weight
+from oomph.training.evaluation import evaluation_for, joined
+from oomph.training.rollback_state import modules_in
+from oomph.training.weights import Weight, weigher
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Trainer
@@ -34,7 +37,7 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
 
     The Trainer is made as ever, with these keywords more, all of them as for a Stepper: plan,
     micro_batch, weight (found out when it is needed, unless told), whole, split, count,
-    last_resorts, keeps_other_rngs.
+    last_resorts, keeps_other_rngs, beside.
 
     `per_device_train_batch_size` is the batch, and not what has to fit.
     """
@@ -43,6 +46,8 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
         own = [name for name in Options.__annotations__ if name in keywords]
         self._oomph_options: Any = {name: keywords.pop(name) for name in own}
         self._oomph_window: Window | None = None
+        self._oomph_evaluation = evaluation_for(self._oomph_options, _say)
+        self._oomph_evaluated_by: Weight | None = self._oomph_options.get("weight")
         super().__init__(*args, **keywords)
 
     # ---- what the Trainer calls ----------------------------------------------------------------
@@ -74,6 +79,51 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
             window.close()
         return loss
 
+    def prediction_step(
+        self,
+        model: Any,
+        inputs: Any,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """The Trainer's, of each piece where a batch of the evaluation does not fit."""
+        prediction_step = super().prediction_step
+
+        def work(part: Any) -> Any:
+            return prediction_step(
+                model, part, prediction_loss_only, ignore_keys=ignore_keys, **keywords
+            )
+
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            return work(inputs)  # its forward waits for other ranks
+        done = self._oomph_evaluation.run(inputs, work)
+        return done[0][2] if len(done) == 1 else self._predicted(model, inputs, done)
+
+    def _predicted(self, model: Any, inputs: Any, done: list[tuple[Any, int, Any]]) -> Any:
+        """Losses are weighted, predictions and labels put together, padded where lengths differ."""
+        from transformers.trainer_pt_utils import nested_concat
+
+        losses, *columns = zip(*(result for _, _, result in done), strict=True)
+        loss = None
+        if losses[0] is not None:
+            weight = self._evaluation_weight(model, inputs, sum(num for _, num, _ in done))
+            pieces = zip(done, losses, strict=True)
+            rows = [(part, num, each) for (part, num, _), each in pieces]
+            loss = joined(rows, weigher(weight), is_sum=weight == "sum")
+        whole = [
+            None if column[0] is None else functools.reduce(nested_concat, column)
+            for column in columns
+        ]
+        return loss, *whole
+
+    def _evaluation_weight(self, model: Any, inputs: Any, num: int) -> Weight:
+        if self._oomph_evaluated_by is None:
+            split = functools.partial(self._oomph_evaluation.split, inputs)
+            opened = Opened(inputs, num, 0, (model, None), [])
+            self._oomph_evaluated_by = self._find_weight(opened, split)
+        return self._oomph_evaluated_by
+
     def log(self, logs: dict[str, float], *args: Any, **keywords: Any) -> None:
         """Beside the loss: examples at a time, and errors so far, once there was one."""
         window = self._oomph_window
@@ -92,7 +142,13 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
             optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
             ranks = ranks_for(model, [optimizer], num, is_engine=is_engine, library="the Trainer")
             make_whole(optimizer, ranks=ranks)
-            options = {"find_weight": self._find_weight, "ranks": ranks, **self._oomph_options}
+            options = {
+                "find_weight": self._find_weight,
+                "ranks": ranks,
+                # A teacher, an average: what a Trainer has, its compute_loss may write into.
+                "beside": [module for each in vars(self).values() for module in modules_in(each)],
+                **self._oomph_options,
+            }
             self._oomph_window = Window(self.model, [self.optimizer], _say, **options)
         return self._oomph_window
 

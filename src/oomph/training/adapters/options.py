@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from oomph.records.plan import Plan
 from oomph.training.stepper_batches import Count, Split
@@ -21,3 +21,4 @@ class Options(TypedDict, total=False):
     count: Count | None
     last_resorts: Sequence[str]
     keeps_other_rngs: bool
+    beside: Sequence[Any]

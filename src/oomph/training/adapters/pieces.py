@@ -22,6 +22,14 @@ class Opened:
     size: int = 0  # examples at a time; 0: not run yet
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A piece of a batch that was evaluated, as those that are trained say it of themselves."""
+
+    num: int
+    share: float
+
+
 class Issues(Runs, Protocol):
     """The side of a Window that a piece needs."""
 

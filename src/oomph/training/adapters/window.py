@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-from oomph.errors import UsageError
+from oomph.errors import OomphError, UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import How
 from oomph.training import apply, examples, splitting
@@ -22,7 +22,7 @@ from oomph.training.adapters.limits import tell_of_norms
 from oomph.training.adapters.pieces import Opened, Piece
 from oomph.training.out_of_memory import is_out_of_memory
 from oomph.training.ranks import At, Ranks, no_way
-from oomph.training.recovery import said_by, tried_twice
+from oomph.training.recovery import release, said_by, tried_twice
 from oomph.training.recovery_of_model import recovery_for
 from oomph.training.recovery_tricks import NAMES
 from oomph.training.rollback import Rollback, restore_rngs, rng_states
@@ -42,7 +42,7 @@ class Window:
     plan: what fits by it is the first to be tried, and grows to what fits by measurement; its
         tricks are put on by its exports (to_hf, to_lightning, to_accelerate). micro_batch: without.
     weight: what the loss is a mean of, as for a Stepper; None: `find_weight` finds it out.
-    whole, split, count, last_resorts, keeps_other_rngs: as for a Stepper.
+    whole, split, count, last_resorts, keeps_other_rngs, beside: as for a Stepper.
     backward: (loss, share) -> backward of a piece, where a piece is told to do it.
     is_zeroed_later: gradients that are there when a window begins are those of the last step.
     ranks: that the model is replicated on; in `close` they vote and average gradients.
@@ -62,6 +62,7 @@ class Window:
         count: Count | None = None,
         last_resorts: Sequence[str] = NAMES,
         keeps_other_rngs: bool = False,
+        beside: Sequence[Any] = (),
         find_weight: FindWeight | None = None,
         backward: Callable[[Any, float], None] | None = None,
         rollback: Rollback | None = None,
@@ -74,7 +75,9 @@ class Window:
         self._model, self._say, self._is_zeroed_later = model, say, is_zeroed_later
         self._ranks = ranks
         self._keeps_other_rngs = keeps_other_rngs
-        self._rollback = rollback or Rollback(model, optimizers, keeps_other_rngs=keeps_other_rngs)
+        self._rollback = rollback or Rollback(
+            model, optimizers, keeps_other_rngs=keeps_other_rngs, beside=beside
+        )
         self._device_kind = device_kind(model)
         self._weight, self._find_weight, self._backward = weight, find_weight, backward
         self._weigh = weigher(weight) if weight is not None else None
@@ -91,6 +94,10 @@ class Window:
         return self._recovery.num_ooms
 
     # ---- what adapters call --------------------------------------------------------------------
+
+    def uses(self, function: Any) -> None:
+        """The modules that it names are set back, too."""
+        self._rollback.loss = function
 
     def run(self, data: Any, work: Callable[[Piece], Any], said: Any = None) -> list[Any]:
         """Forward and backward of a batch: `work` of each piece, as (piece, result)."""
@@ -111,6 +118,7 @@ class Window:
             todo, is_again = [self._open(data, said)], False
             while not (yield from self._issue(todo, is_again=is_again)):
                 todo, is_again = self._opened, True
+            self._rollback.pause()
         except BaseException:
             self._give_up()
             raise
@@ -149,6 +157,8 @@ class Window:
         if not self._opened:
             tried_twice(lambda: self._rollback.take(keeps_gradients=not self._is_zeroed_later))
             self._recovery.num_ooms_before = self.num_ooms
+        else:
+            self._rollback.resume()
         num = self._count(data) if self._count else examples.num_examples(data, self._whole)
         rngs = rng_states(self._device_kind, self._keeps_other_rngs)
         self.newest = Opened(data, num, examples.elements_per_example(data, num), said, rngs)
@@ -167,6 +177,10 @@ class Window:
                 is_first = opened is todo[0]
                 if not (yield from self._issue_one(opened, is_first=is_first)):
                     return False
+        try:
+            self._rollback.observe()
+        except OomphError as error:
+            self._refuse(error)
         return True
 
     def _issue_one(self, opened: Opened, *, is_first: bool) -> Generator[Piece, None, bool]:
@@ -252,8 +266,9 @@ class Window:
             self._give_up()
             return False
         text = said_by(error)
+        release(error)
+        self._undo_or_refuse()  # first: a trick that is switched on is not to be undone
         failed.size = self._recovery.after(error, failed.num, failed.elements, failed.size)
-        self._undo()
         if not failed.size:
             self._clear()
             raise no_way(self._ranks, self._recovery, text) from None
@@ -268,11 +283,24 @@ class Window:
         try:
             if self._opened:
                 self._undo()
+        except OomphError as error:  # beside the one that is raised
+            self._say(error.in_one_line())
         finally:
             self._clear()
             if self._ranks is not None:
                 with SignalsHeld():
                     self._ranks.leave()
+
+    def _undo_or_refuse(self) -> None:
+        try:
+            self._undo()
+        except OomphError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: OomphError) -> NoReturn:
+        self._clear()
+        no_way(self._ranks, self._recovery, error.what)  # the others are to hear of it
+        raise error
 
     def _clear(self) -> None:
         self._opened, self._running, self.newest = [], None, None
