@@ -160,6 +160,24 @@ def without_a_way(rank: int) -> dict[str, Any]:
     return {"said": said, "is_as_before": is_as_before, **state_of(model)}
 
 
+def coupled(rank: int) -> dict[str, Any]:
+    """The second rank has to split a loss that compares examples. Then both go on with another."""
+
+    def compared(model: Any, batch: Any) -> Any:
+        means = model(batch["x"], batch["is_other"]).mean(1)
+        return (means @ means.t()).logsumexp(1).mean()
+
+    model = made()
+    before = state_of(model)
+    step = stepper(model, compared, weight=None)
+    said = error_of(lambda: step(next(batches(rank))))
+    is_as_before = state_of(model) == before
+    again = stepper(model, weight=None)
+    for batch in batches(rank, 2):
+        again(batch)
+    return {"said": said, "is_as_before": is_as_before, **state_of(model)}
+
+
 def refused(_: int) -> dict[str, Any]:
     def with_hook() -> Any:
         model = made()
@@ -209,7 +227,7 @@ def main(folder: Path) -> None:
     rank = distributed.get_rank()
     torch.set_num_threads(1)
     found = {work.__name__: work(rank) for work in (by_torch, accumulated_by_one, refused)}
-    for work in (by_batches, by_pieces, accumulated, without_a_way):
+    for work in (by_batches, by_pieces, accumulated, without_a_way, coupled):
         with oomph.emulated_gpu(BUDGETS[rank]):
             found[work.__name__] = work(rank)
     (folder / f"{rank}.json").write_text(json.dumps(found))

@@ -44,6 +44,11 @@ class Rollback:
         self._rngs = rng_states(self._device_kind(), self._keeps_other_rngs)
         self._buffers.take()
 
+    @property
+    def parameters(self) -> list[Any]:
+        """Every parameter that a gradient may be added to."""
+        return self._parameters
+
     def undo(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None

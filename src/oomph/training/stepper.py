@@ -19,11 +19,14 @@ from oomph.errors import UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import Precision
 from oomph.training import apply, recovery_tricks, stepper_options
+from oomph.training.division import Count, Division, Split
+from oomph.training.examples import BatchDim
 from oomph.training.ranks import ranks_of
 from oomph.training.recovery_of_model import recovery_for
 from oomph.training.rollback import Rollback
+from oomph.training.split_check import OnDifference, SplitCheck
 from oomph.training.stepper_attempts import Attempts
-from oomph.training.stepper_batches import Batches, Count, Split
+from oomph.training.stepper_batches import Batches
 from oomph.training.stepper_micro import Micro
 from oomph.training.stepper_passes import Passes
 from oomph.training.stepper_result import Result
@@ -41,11 +44,16 @@ class Stepper:
     loss: (model, batch) -> a scalar, as in a Workload; without one, use `micro`.
     plan: of oomph.plan; its tricks are put on, and what fits by it is the first to be tried.
     weight: what the loss is a mean of: "mean" over examples, "sum", "tokens" (labels that are not
-        -100), "next-tokens" (those of a causal language model), or a function of a batch.
+        -100), "next-tokens" (those of a causal language model), or a function of a batch. Without
+        one it is found out when a batch is split for the first time; one that is wrong is refused.
+    on_difference: "raise" where pieces of a batch would train otherwise than the whole (losses that
+        compare examples, for one); "warn" goes on; "ignore" does not look.
     accumulate: batches of the loader to one step of the optimizer; `flush` ends it early.
     clip_grad_norm: once, after the last piece. scheduler: goes on with each step.
     precision, scaler, micro_batch: where there is no plan. device: where pieces are moved to.
-    whole: names in the batch that every piece is given whole. split: (batch, sizes) -> pieces.
+    batch_dim: the dimension of the examples, where it is not the first: of all tensors, or by name:
+        {"source": 1, "mask": None}; None is given whole to every piece, as what `whole` names is.
+    split: (batch, sizes) -> pieces.
     count: batch -> how many examples it has, where that is not what its first tensor has rows.
     last_resorts: what may be switched on when a single example does not fit.
     copies: of weights and states on the host, before the "first" update, "always" or "never".
@@ -59,7 +67,8 @@ class Stepper:
         loss: Callable[[Any, Any], Any] | None = None,
         plan: Plan | None = None,
         *,
-        weight: Weight = "mean",
+        weight: Weight | None = None,
+        on_difference: OnDifference = "raise",
         scheduler: Any = None,
         clip_grad_norm: float | None = None,
         precision: Precision | None = None,
@@ -68,6 +77,7 @@ class Stepper:
         accumulate: int = 1,
         device: Any = None,
         whole: Collection[str] = (),
+        batch_dim: BatchDim | None = None,
         split: Split | None = None,
         count: Count | None = None,
         last_resorts: Sequence[str] = recovery_tricks.NAMES,
@@ -100,13 +110,18 @@ class Stepper:
             copies=copies if self._recovery.splits else "never",
             average=ranks.average if ranks else None,
         )
+        division = Division(weight, whole=whole, split=split, count=count, batch_dim=batch_dim)
+        rollback = Rollback(model, optimizers, keeps_other_rngs=keeps_other_rngs)
+        check = SplitCheck(
+            model,
+            division,
+            rollback,
+            say or _log.warning,
+            on_difference=on_difference if self._recovery.splits else "ignore",
+            around=passes.forward_context,
+        )
         self._attempts = Attempts(
-            Batches(weight, accumulate, whole, split, count),
-            Rollback(model, optimizers, keeps_other_rngs=keeps_other_rngs),
-            self._recovery,
-            passes,
-            update,
-            ranks,
+            Batches(division, accumulate), rollback, self._recovery, passes, update, ranks, check
         )
 
     def __call__(self, batch: Any) -> Result:

@@ -34,8 +34,8 @@ class Guard:
     """Forward and backward of whole batches, by `accelerator.backward`; the rest is yours.
 
     model, optimizer: as `accelerator.prepare` gave them; a list, if there are several optimizers.
-    options: plan, micro_batch, weight ("mean" unless told), whole, split, count,
-        last_resorts, keeps_other_rngs: as for a Stepper.
+    options: plan, micro_batch, weight, on_difference, whole, batch_dim, split, count, last_resorts,
+        keeps_other_rngs: as for a Stepper.
     """
 
     def __init__(

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class GuardHooks:
     """What the callback does; `Guard` is this and Lightning's Callback.
 
-    options: plan, micro_batch, weight ("mean" unless told), whole, split, count,
-        last_resorts, keeps_other_rngs: as for a Stepper.
+    options: plan, micro_batch, weight, on_difference, whole, batch_dim, split, count, last_resorts,
+        keeps_other_rngs: as for a Stepper.
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
@@ -153,6 +153,9 @@ class _Closures:
         closure = self._make(arguments, said.optimizer, said.number)
         with recorded(self._module) as logged:
             result = closure._step_fn()
+            if piece.is_forward_only:
+                piece.backward(result.closure_loss)
+                return result, logged
             if closure._zero_grad_fn is not None and not said.is_zeroed:
                 closure._zero_grad_fn()
                 said.is_zeroed = True
