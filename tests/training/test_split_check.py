@@ -339,6 +339,20 @@ def test_weights_of_classes_are_no_examples_though_there_are_as_many() -> None:
     assert found.apart < 1e-10
 
 
+@pytest.mark.parametrize("shape", [(12, 8), (12, 4, 8)])
+def test_a_cut_of_what_the_loss_does_not_use_is_no_split(shape: Any) -> None:
+    """Each piece would be the whole batch."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        means = model(batch["x"]).flatten(1, -2).mean(1) if len(shape) > 2 else model(batch["x"])
+        return (means @ means.t()).logsumexp(1).mean()
+
+    torch.manual_seed(0)
+    data = [{"x": torch.randn(shape), "labels": torch.randint(0, 3, (12, 4))}]
+    found = train(nn.Linear(8, 4), loss, data, micro_batch=4)
+    assert found.refused is not None
+
+
 def test_graphs_are_refused_by_the_name_of_what_cannot_be_cut() -> None:
     class Graphs:
         def __init__(self) -> None:

@@ -179,7 +179,9 @@ def _choices(shape: Any, dtype: Any, num: int) -> list[int | None]:
     may_be_indices = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
     if shape[0] == 1:
         return [None, *dims]
-    return dims if may_be_indices else [*dims, None]
+    # Masks and weights have one or two dimensions; with more it is what is trained on.
+    is_input = bool(dims) and len(shape) > 2
+    return dims if may_be_indices or is_input else [*dims, None]
 
 
 def are_entries_of_lists(batch: Any, whole: Collection[str] = ()) -> bool:

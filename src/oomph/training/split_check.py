@@ -51,6 +51,7 @@ _MOST_SAMPLES = 2048  # of a parameter's gradient
 # Gradients of half precision: rounding is as large as this, and what is larger is none.
 _SAME_IN_HALF, _OTHER_IN_HALF = 2e-2, 0.2
 _SAME_SHARE = 1e-9
+_UNDIVIDED = 1e-6  # of a gradient: nearer than other examples ever are
 _SAME_LOSS = 1e-3  # relative; TF32 and kernels of other sizes included
 _WRONG_BUT = "if training may differ from that of whole batches"
 _WARN = 'on_difference="warn"'
@@ -135,6 +136,12 @@ class _Ran:
     @property
     def is_finite(self) -> bool:
         return all(bool(torch.isfinite(g).all()) for g in (self.whole, *self.pieces))
+
+    @property
+    def is_undivided(self) -> bool:
+        """Does each piece give the gradient of the whole? Then what was cut is not used."""
+        scale = float(self.whole.norm())
+        return all(float((self.whole - g).norm()) <= _UNDIVIDED * scale for g in self.pieces)
 
     @property
     def is_empty(self) -> bool:
@@ -453,7 +460,7 @@ class SplitCheck:
             return False
         within = _SAME_LOSS if found.is_forward_only else self._hard_tolerance
         _, found.residual = fitted(ran.whole, ran.pieces)
-        if found.residual > within:
+        if found.residual > within or (ran.is_undivided and not found.is_forward_only):
             found.is_exact, found.matches = False, []
             is_mixed = found.whole is not None and bool(found.whole.draws.mixing)
             if not ran.is_repeatable and not is_mixed:
