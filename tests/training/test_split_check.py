@@ -135,7 +135,12 @@ def test_no_case_is_silently_different(name: str, is_micro: bool, monkeypatch: A
 
 
 # Two examples that go to the same expert do not meet; BatchNorm1d refuses pieces of one.
-RARE = {"experts with a loss for balance", "BatchNorm1d deep inside"}
+# A first batch of positives only does not tell that the loss divides by positives.
+RARE = {
+    "experts with a loss for balance",
+    "BatchNorm1d deep inside",
+    "focal loss per positive",
+}
 
 
 @settings(max_examples=25, deadline=None)
@@ -351,6 +356,16 @@ def test_a_cut_of_what_the_loss_does_not_use_is_no_split(shape: Any) -> None:
     data = [{"x": torch.randn(shape), "labels": torch.randint(0, 3, (12, 4))}]
     found = train(nn.Linear(8, 4), loss, data, micro_batch=4)
     assert found.refused is not None
+
+
+def test_a_piece_without_any_of_what_the_loss_divides_by_is_refused() -> None:
+    """Negatives add to a sum that is divided by the number of positives."""
+    torch.manual_seed(0)
+    data = [{"x": torch.randn(6, 12), "y": torch.tensor([1, 0, 2, 1, 0, 3])}]
+    model = accumulations.mlp()().double()
+    found = train(model, accumulations.focal_per_positive, data, micro_batch=1)
+    assert found.refused is not None
+    assert "has none of" in str(found.refused)
 
 
 def test_graphs_are_refused_by_the_name_of_what_cannot_be_cut() -> None:

@@ -611,6 +611,8 @@ class SplitCheck:
             )
             return
         weight, said = matches[0]
+        if callable(weight) and said not in found.read:
+            weight = _of_some(weight, said)
         self._division.set_weight(weight)
         self._is_found = True
         self._rivals = [] if said in found.read else _rivals(found)
@@ -718,6 +720,26 @@ def _kind_of(batch: Any) -> Any:
     if isinstance(batch, list | tuple):
         return tuple(part is None for part in batch) if len(batch) < _MANY else type(batch)
     return type(batch)
+
+
+def _of_some(count: Callable[[Any], Any], said: str) -> Callable[[Any], Any]:
+    """The count, where there is any: else a piece would be left out that may not be empty.
+
+    Of labels that torch's own loss ignores it is known that they add nothing; of a sum that is
+    divided by the number of positives it is not so.
+    """
+
+    def counted(batch: Any) -> Any:
+        value = count(batch)
+        if not float(value):
+            raise UsageError(
+                f"a piece of the batch has none of {said}, which the loss divides by",
+                because="it may add something to the loss of the whole, and cannot be weighted",
+                attempt="a larger micro_batch=; or weight=function, with 0 for what adds nothing",
+            )
+        return value
+
+    return counted
 
 
 def _bounds(found: _Found) -> list[tuple[int, int]]:
