@@ -161,6 +161,24 @@ def without_a_way(rank: int) -> dict[str, Any]:
     return {"said": said, "is_as_before": is_as_before, **state_of(model)}
 
 
+def coupled(rank: int) -> dict[str, Any]:
+    """The second rank has to split a loss that compares examples. Then both go on with another."""
+
+    def compared(model: Any, batch: Any) -> Any:
+        means = model(batch["x"], batch["is_other"]).mean(1)
+        return (means @ means.t()).logsumexp(1).mean()
+
+    model = made()
+    before = state_of(model)
+    step = stepper(model, compared, weight=None)
+    said = error_of(lambda: step(next(batches(rank))))
+    is_as_before = state_of(model) == before
+    again = stepper(model, weight=None)
+    for batch in batches(rank, 2):
+        again(batch)
+    return {"said": said, "is_as_before": is_as_before, **state_of(model)}
+
+
 def with_hook() -> Any:
     model = made()
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -370,7 +388,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     found = {work.__name__: work(rank) for work in (*ALONE, hook_of_one, apart, votes)}
     found["overflown"] = overflown(rank)
-    for work in (by_batches, by_pieces, accumulated, without_a_way):
+    for work in (by_batches, by_pieces, accumulated, without_a_way, coupled):
         with oomph.emulated_gpu(BUDGETS[rank]):
             found[work.__name__] = work(rank)
     (folder / f"{rank}.json").write_text(json.dumps(found))

@@ -142,6 +142,14 @@ def test_where_one_rank_finds_no_way_all_end_as_they_began(ranks: list[Found]) -
     assert ranks[0]["without_a_way"]["state"] == ranks[1]["without_a_way"]["state"]
 
 
+def test_where_one_rank_refuses_to_split_all_end_as_they_began(ranks: list[Found]) -> None:
+    said = [rank["coupled"]["said"] for rank in ranks]
+    assert "rank 1 failed in this step, so no rank takes it" in said[0]
+    assert "cannot be split without changing the training" in said[1]
+    assert all(rank["coupled"]["is_as_before"] for rank in ranks)
+    assert ranks[0]["coupled"]["state"] == ranks[1]["coupled"]["state"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "reason"),

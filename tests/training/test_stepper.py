@@ -95,6 +95,7 @@ def test_clipping_and_the_scheduler_come_once_for_each_step() -> None:
         job.optimizer,
         job.loss,
         micro_batch=5,
+        on_difference="ignore",
         clip_grad_norm=0.1,
         scheduler=halved(job.optimizer),
     )
@@ -149,7 +150,7 @@ def test_hooks_of_the_optimizer_come_once_for_each_step() -> None:
 
 
 def test_hooks_of_gradients_see_what_they_would_see() -> None:
-    job = Job(micro_batch=4)
+    job = Job(micro_batch=4, on_difference="ignore")
     seen: list[torch.Tensor] = []
     last = list(job.model.parameters())[-1]
     last.register_hook(lambda gradient: seen.append(gradient.clone()))
@@ -403,7 +404,7 @@ def num_tensors() -> int:
 
 @pytest.mark.parametrize("where", ["loss", "backward"])
 def test_ctrl_c_in_a_piece_goes_back_to_the_last_whole_step(where: str) -> None:
-    job, data = Job(micro_batch=4), batches(2)
+    job, data = Job(micro_batch=4, on_difference="ignore"), batches(2)
     job.step(data[0])
     weights = job.weights()
     if where == "backward":
@@ -552,6 +553,8 @@ def test_an_optimizer_that_steps_in_backward_is_not_left_in_the_middle_in_silenc
         ({"accumulate": 0}, "0 batches"),
         ({"copies": "often"}, "'often'"),
         ({"weight": "median"}, "'median'"),
+        ({"on_difference": "shrug"}, "'shrug'"),
+        ({"batch_dim": "first"}, "'first'"),
         ({"last_resorts": ("magic",)}, "'magic'"),
         ({"plan": planned(), "precision": "bf16"}, "contradicts the plan"),
         ({"plan": plan_of(num_gpus=2)}, "several"),

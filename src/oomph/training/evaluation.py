@@ -7,6 +7,7 @@ that failed is run again, smaller. How many fit is learnt apart from training, w
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,10 +16,15 @@ import torch
 
 from oomph.errors import OomphError, UsageError
 from oomph.training import examples, splitting
+from oomph.training.division import Division
+from oomph.training.normaliser import telling_pieces, weight_in
 from oomph.training.out_of_memory import is_out_of_memory
 from oomph.training.recovery import release, said_by
 from oomph.training.recovery_sizes import Sizes
-from oomph.training.weights import weights_of
+from oomph.training.weights import Weight, weigher, weights_of
+
+# Relative: what rounding may do to a result, in fp32 (or TF32) and in half precision.
+_WITHIN, _WITHIN_ROUNDED = 1e-3, 3e-2
 
 Join = Callable[[Sequence[Any], Sequence[int]], Any]  # (results, examples of each) -> the whole's
 
@@ -34,6 +40,7 @@ class Evaluation:
     ) -> None:
         self.split, self._count, self._say = split, count, say
         self._sizes = Sizes()
+        self._weights: dict[Any, Weight] = {}  # by function; that of training is None's
         self.num_ooms = 0
 
     def run(self, data: Any, work: Callable[[Any], Any]) -> list[tuple[Any, int, Any]]:
@@ -85,21 +92,134 @@ class Evaluation:
         )
         return smaller
 
+    def whole_of(
+        self,
+        data: Any,
+        work: Callable[[Any], Any],
+        done: Sequence[tuple[Any, int, Any]],
+        weight: Weight | None,
+        *,
+        function: Any = None,
+        is_rounded: bool = False,
+    ) -> Any:
+        """What the batch would have given, put together of its pieces. Raises UsageError.
+
+        That this is so is tried once, on two examples. weight: what the loss is a mean of, if that
+        is known; what one number of another function is a mean of is found out.
+        """
+        if len(done) == 1:
+            return done[0][2]
+        key = getattr(function, "__code__", function)
+        if key not in self._weights:
+            num = sum(num for _, num, _ in done)
+            self._weights[key] = self._tried(
+                data, work, num, done[0][2], weight, function, is_rounded
+            )
+        return _joined_by(self._weights[key], done)
+
+    def _tried(
+        self,
+        data: Any,
+        work: Callable[[Any], Any],
+        num: int,
+        sample: Any,
+        weight: Weight | None,
+        function: Any,
+        is_rounded: bool,
+    ) -> Weight:
+        """What numbers are a mean of, after a trial. sample: a result."""
+        try:
+            first, second, both = telling_pieces(data, num, functools.partial(self.split, data))
+            results = [work(part) for part in (first, second, both)]
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            release(error)
+            if weight is None and _has_number(sample):
+                raise _unknown_mean("two examples do not fit at a time: nobody can try") from None
+            self._say("an evaluation in pieces of one example: nobody can try if they add up")
+            return "mean" if weight is None else weight
+        if _is_number(results[0]) and (weight is None or function is not None):
+            numbers = dict(zip(map(id, (first, second, both)), map(float, results), strict=True))
+            return weight_in(first, second, both, lambda part: numbers[id(part)], is_rounded)
+        if weight is None and _has_number(results[0]):
+            raise _unknown_mean("the batch does not fit, and its pieces have to be weighted")
+        weight = "mean" if weight is None else weight
+        whole = _joined_by(weight, [(first, 1, results[0]), (second, 1, results[1])])
+        if not _is_close(whole, results[2], _WITHIN_ROUNDED if is_rounded else _WITHIN):
+            raise UsageError(
+                "pieces of this batch do not give what the whole gives",
+                because="two examples alone and together have other results: they are cut along a"
+                " dimension that is not the examples', or influence each other",
+                attempt="batch_dim=1 where examples are in the second dimension; or"
+                " join=function of (results, examples of each)",
+            )
+        return weight
+
+
+def _joined_by(weight: Weight, done: Sequence[tuple[Any, int, Any]]) -> Any:
+    return joined(done, weigher(weight), is_sum=weight == "sum")
+
+
+def _unknown_mean(because: str) -> UsageError:
+    return UsageError(
+        "it is not known what the numbers of this evaluation are a mean of",
+        because=because,
+        attempt='weight= ("mean" over examples, "tokens"), or join=function of (results, examples'
+        " of each)",
+    )
+
+
+def _is_close(one: Any, other: Any, within: float) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if one.shape != other.shape:
+            return False
+        scale = float(other.abs().max()) if other.numel() and other.is_floating_point() else 0.0
+        return torch.allclose(one.to(other.dtype), other, rtol=within, atol=within * scale)
+    if isinstance(one, float):
+        return bool(abs(one - other) <= within * max(abs(one), abs(other)))
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_is_close(one[k], other[k], within) for k in one)
+    if isinstance(one, list | tuple):
+        same_length = len(one) == len(other)
+        return same_length and all(map(functools.partial(_is_close, within=within), one, other))
+    if dataclasses.is_dataclass(one) and not isinstance(one, type):
+        names = [each.name for each in dataclasses.fields(one)]
+        return all(_is_close(getattr(one, n), getattr(other, n), within) for n in names)
+    return bool(one == other)
+
 
 def evaluation_for(options: Mapping[str, Any], say: Callable[[str], None]) -> Evaluation:
     """As an adapter was told to split. A batch that nobody can count is run whole."""
-    whole, split, count = (options.get(name) for name in ("whole", "split", "count"))
-
-    def cut(data: Any, sizes: Sequence[int]) -> Sequence[Any]:
-        return split(data, sizes) if split else splitting.split(data, sizes, whole or ())
+    names = ("whole", "split", "count", "batch_dim")
+    given = {name: options[name] for name in names if options.get(name) is not None}
+    division = Division(options.get("weight"), **given)
 
     def counted(data: Any) -> int:
         try:
-            return int(count(data)) if count else examples.num_examples(data, whole or ())
+            return division.num(data)
         except UsageError:
             return 1
 
-    return Evaluation(cut, counted, say)
+    return Evaluation(division.pieces, counted, say)
+
+
+def _is_number(result: Any) -> bool:
+    """Is it one number that is a mean, such as a loss?"""
+    if isinstance(result, torch.Tensor):
+        return result.dim() == 0 and result.is_floating_point()
+    return isinstance(result, float)
+
+
+def _has_number(result: Any) -> bool:
+    """Is there one in it?"""
+    if isinstance(result, Mapping):
+        return any(map(_has_number, result.values()))
+    if isinstance(result, list | tuple):
+        return any(map(_has_number, result))
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        return any(_has_number(getattr(result, each.name)) for each in dataclasses.fields(result))
+    return _is_number(result)
 
 
 def _unequal(sizes: list[int]) -> list[int]:

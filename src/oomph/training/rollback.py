@@ -61,6 +61,10 @@ class Rollback:
         self._rngs = rng_states(self._device_kind(), self._keeps_other_rngs)
         self._state.take()
 
+    def parameters(self) -> list[Any]:
+        """Every parameter that a gradient may be added to."""
+        return self._parameters
+
     def undo(self) -> None:
         """Raises OomphError that names what cannot be set back, when all else has been."""
         for parameter in self._parameters:

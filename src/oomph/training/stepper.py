@@ -20,12 +20,15 @@ from oomph.errors import UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import Precision
 from oomph.training import apply, recovery_tricks, stepper_options
+from oomph.training.division import Count, Division, Split
 from oomph.training.evaluation import Evaluation, Join, in_eval_mode
+from oomph.training.examples import BatchDim
 from oomph.training.ranks import ranks_of
 from oomph.training.recovery_of_model import recovery_for
 from oomph.training.rollback import OwnRollback
+from oomph.training.split_check import OnDifference, SplitCheck
 from oomph.training.stepper_attempts import Attempts
-from oomph.training.stepper_batches import Batches, Count, Split
+from oomph.training.stepper_batches import Batches
 from oomph.training.stepper_micro import Micro
 from oomph.training.stepper_passes import Passes
 from oomph.training.stepper_result import Result
@@ -45,11 +48,16 @@ class Stepper:
     loss: (model, batch) -> a scalar, as in a Workload; without one, use `micro`.
     plan: of oomph.plan; its tricks are put on, and what fits by it is the first to be tried.
     weight: what the loss is a mean of: "mean" over examples, "sum", "tokens" (labels that are not
-        -100), "next-tokens" (those of a causal language model), or a function of a batch.
+        -100), "next-tokens" (those of a causal language model), or a function of a batch. Without
+        one it is found out when a batch is split for the first time; one that is wrong is refused.
+    on_difference: "raise" where pieces of a batch would train otherwise than the whole (losses that
+        compare examples, for one); "warn" goes on; "ignore" does not look.
     accumulate: batches of the loader to one step of the optimizer; `flush` ends it early.
     clip_grad_norm: once, after the last piece. scheduler: goes on with each step.
     precision, scaler, micro_batch: where there is no plan. device: where pieces are moved to.
-    whole: names in the batch that every piece is given whole. split: (batch, sizes) -> pieces.
+    batch_dim: the dimension of the examples, where it is not the first: of all tensors, or by name:
+        {"source": 1, "mask": None}; None is given whole to every piece, as what `whole` names is.
+    split: (batch, sizes) -> pieces.
     count: batch -> how many examples it has, where that is not what its first tensor has rows.
     last_resorts: what may be switched on when a single example does not fit.
     copies: of weights and states on the host, before the "first" update, "always" or "never".
@@ -65,7 +73,8 @@ class Stepper:
         loss: Callable[[Any, Any], Any] | None = None,
         plan: Plan | None = None,
         *,
-        weight: Weight = "mean",
+        weight: Weight | None = None,
+        on_difference: OnDifference = "raise",
         scheduler: Any = None,
         clip_grad_norm: float | None = None,
         precision: Precision | None = None,
@@ -74,6 +83,7 @@ class Stepper:
         accumulate: int = 1,
         device: Any = None,
         whole: Collection[str] = (),
+        batch_dim: BatchDim | None = None,
         split: Split | None = None,
         count: Count | None = None,
         last_resorts: Sequence[str] = recovery_tricks.NAMES,
@@ -121,17 +131,19 @@ class Stepper:
             ranks=ranks,
             parameters=rollback.parameters,
         )
-        self._passes, self._ranks = passes, ranks
-        self._batches = Batches(weight, accumulate, whole, split, count)
-        self._evaluation = Evaluation(self._batches.cut, self._batches.count, self._recovery.say)
-        self._attempts = Attempts(
-            self._batches,
+        division = Division(weight, whole=whole, split=split, count=count, batch_dim=batch_dim)
+        check = SplitCheck(
+            model,
+            division,
             rollback,
-            self._recovery,
-            passes,
-            update,
-            ranks,
+            self._recovery.say,
+            on_difference=on_difference if self._recovery.splits else "ignore",
+            around=passes.forward_context,
         )
+        self._passes, self._ranks, self._division = passes, ranks, division
+        self._evaluation = Evaluation(division.pieces, division.num, self._recovery.say)
+        batches = Batches(division, accumulate)
+        self._attempts = Attempts(batches, rollback, self._recovery, passes, update, ranks, check)
 
     def __call__(self, batch: Any) -> Result:
         """Train on a batch. Raises OomphError if not even one example of it fits."""
@@ -177,11 +189,19 @@ class Stepper:
         not touched.
         """
         quiet = nullcontext() if self._ranks is None else self._ranks.quiet()
+
+        def work(data: Any) -> Any:
+            return self._passes.evaluate(data, function)
+
         with in_eval_mode(self.model), quiet:
-            done = self._evaluation.run(batch, lambda data: self._passes.evaluate(data, function))
-        if join is not None and len(done) > 1:
-            return join([result for _, _, result in done], [num for _, num, _ in done])
-        return self._batches.joined(done)
+            done = self._evaluation.run(batch, work)
+            if join is not None and len(done) > 1:
+                return join([result for _, _, result in done], [num for _, num, _ in done])
+            weight = self._division.weight
+            is_rounded = self._passes.is_rounded()
+            return self._evaluation.whole_of(
+                batch, work, done, weight, function=function, is_rounded=is_rounded
+            )
 
     # ---- checkpoints ---------------------------------------------------------------------------
 

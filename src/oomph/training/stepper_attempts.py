@@ -13,10 +13,12 @@ from dataclasses import asdict, fields
 from typing import Any, NoReturn
 
 from oomph.errors import OomphError, UsageError
+from oomph.training import splitting
 from oomph.training.out_of_memory import is_out_of_memory
 from oomph.training.ranks import At, Ranks, no_way
 from oomph.training.recovery import Recovery, half_updated, release, said_by, tried_twice
 from oomph.training.rollback import OwnRollback
+from oomph.training.split_check import SplitCheck
 from oomph.training.stepper_batches import Batch, Batches, Carried
 from oomph.training.stepper_micro import Micro, left_out
 from oomph.training.stepper_passes import Passes
@@ -38,7 +40,9 @@ class Attempts:
         passes: Passes,
         update: Update,
         ranks: Ranks | None,
+        check: SplitCheck,
     ) -> None:
+        self._check = check
         self._batches, self._rollback, self._recovery = batches, rollback, recovery
         self._passes, self.update, self._ranks = passes, update, ranks
         self._running: Batch | None = None
@@ -122,13 +126,12 @@ class Attempts:
 
     def _run(self, todo: list[Batch]) -> bool:
         """Run batches. False after an out-of-memory error, when all is as before the first."""
-        run = self._passes.run
         try:
             with self._quiet():
-                for batch in todo:
-                    for data, _, share in self._pieces(batch):
-                        run(data, share)
-                    self._measure(batch)
+                todo = self._run_check(todo, is_known_to_fit=False)
+                self._run_pieces(todo)
+                if self._check.is_postponed and self._first_split(todo):
+                    self._run_pieces(self._run_check(todo, is_known_to_fit=True))
             self._observe()
         except BaseException as error:
             if not self.catches(error):
@@ -136,19 +139,91 @@ class Attempts:
             return False
         return True
 
+    def _run_pieces(self, todo: list[Batch]) -> None:
+        run = self._passes.run
+        for batch in todo:
+            for data, _, share in self._pieces(batch):
+                run(data, share)
+            self._measure(batch)
+
     def _issue(self, todo: list[Batch]) -> Generator[Micro, None, bool]:
         with self._quiet():
-            for batch in todo:
-                for data, num, share in self._pieces(batch):
-                    micro = Micro(self, data, num, share, is_first=not self._passes.losses)
-                    yield micro
-                    if micro.has_failed:
-                        return False
-                    if not micro.is_done:
-                        raise left_out()
-                self._measure(batch)
+            todo = yield from self._issue_check(todo, is_known_to_fit=False)
+            if not (yield from self._issue_pieces(todo)):
+                return False
+            if self._check.is_postponed and self._first_split(todo):
+                todo = yield from self._issue_check(todo, is_known_to_fit=True)
+                if not (yield from self._issue_pieces(todo)):
+                    return False
         self._observe()
         return True
+
+    def _issue_pieces(self, todo: list[Batch]) -> Generator[Micro, None, bool]:
+        for batch in todo:
+            try:  # to count what pieces weigh takes memory
+                pieces = list(self._pieces(batch))
+            except BaseException as error:
+                if not self.catches(error):
+                    raise
+                return False
+            for data, num, share in pieces:
+                micro = Micro(self, data, num, share, is_first=not self._passes.losses)
+                yield micro
+                if micro.has_failed:
+                    return False
+                if not micro.is_done:
+                    raise left_out()
+            self._measure(batch)
+        return True
+
+    # ---- the first split -----------------------------------------------------------------------
+
+    def _run_check(self, todo: list[Batch], *, is_known_to_fit: bool) -> list[Batch]:
+        """The batches to run: all of the step, where a check has undone what was run of it."""
+        if self._first_split(todo) is None:
+            return todo
+        trials = self._issue_check(todo, is_known_to_fit=is_known_to_fit)
+        while True:
+            try:
+                micro = next(trials)
+            except StopIteration as ended:
+                batches: list[Batch] = ended.value
+                return batches
+            with micro:
+                micro.backward(self._passes.loss_of(micro.data))
+
+    def _issue_check(
+        self, todo: list[Batch], *, is_known_to_fit: bool
+    ) -> Generator[Micro, None, list[Batch]]:
+        """A few examples of the first batch that is split, to be run like pieces."""
+        batch = self._first_split(todo)
+        if batch is None:
+            return todo
+        self._running = None  # what runs out of memory here is the check's
+        trials = self._check.trials(
+            batch.data, batch.num, batch.size, is_known_to_fit=is_known_to_fit
+        )
+        for trial in trials:
+            micro = Micro(trial, trial.data, trial.num, 1.0, is_first=True)
+            yield micro
+            if not (micro.is_done or micro.has_failed):
+                raise left_out()
+        self._undo_or_refuse()
+        self._batches.count_again()
+        return self._batches.opened
+
+    def _first_split(self, todo: list[Batch]) -> Batch | None:
+        """The first batch to check: not run by itself, as a whole, and not of a known kind."""
+        for batch in todo:
+            if not self._check.is_due(batch.data):
+                continue
+            self._running = batch
+            self._set_size(batch)
+            sizes = splitting.piece_sizes(batch.num, batch.size)
+            is_split = len(sizes) > 1 or self._batches.accumulates
+            if is_split and self._check.is_due_for(batch.data, sizes):
+                return batch
+        return None
 
     def _quiet(self) -> AbstractContextManager[None]:
         return _ALONE if self._ranks is None else self._ranks.quiet()
@@ -157,11 +232,14 @@ class Attempts:
         """A rank that has voted does what all have voted for: it is not to be interrupted."""
         return _ALONE if self._ranks is None else SignalsHeld()
 
-    def _pieces(self, batch: Batch) -> Iterator[tuple[Any, int, float]]:
-        self._running = batch
+    def _set_size(self, batch: Batch) -> None:
         batch.size = batch.num
         if self._recovery.splits:
             batch.size = self._recovery.sizes.size_for(batch.num, batch.elements)
+
+    def _pieces(self, batch: Batch) -> Iterator[tuple[Any, int, float]]:
+        self._running = batch
+        self._set_size(batch)
         if self._recovery.measured is not None:
             self._recovery.measured.begin(batch.elements, batch.size)
         return self._batches.pieces(batch)

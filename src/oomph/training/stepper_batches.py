@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from oomph.training import examples, splitting
-from oomph.training.evaluation import joined
-from oomph.training.weights import Weight, weigher, weights_of
-
-Split = Callable[[Any, Sequence[int]], Sequence[Any]]
-Count = Callable[[Any], int]
+from oomph.training.division import Division
 
 
 @dataclass(slots=True)
@@ -38,26 +34,26 @@ class Carried:
 class Batches:
     """The batches of one optimizer step so far."""
 
-    def __init__(
-        self,
-        weight: Weight,
-        accumulate: int,
-        whole: Collection[str],
-        split: Split | None,
-        count: Count | None,
-    ) -> None:
-        self._weigh, self._is_sum = weigher(weight), weight == "sum"
-        self._accumulate, self._whole, self._split = accumulate, frozenset(whole), split
-        self._count = count
+    def __init__(self, division: Division, accumulate: int) -> None:
+        self.division, self._accumulate = division, accumulate
         self._expected = 0.0  # what all batches of a step weigh, judged by the first
         self.opened: list[Batch] = []
         self.carried = Carried()
 
     def open(self, data: Any) -> Batch:
-        num = self._count(data) if self._count else examples.num_examples(data, self._whole)
-        opened = Batch(data, num, examples.elements_per_example(data, num))
+        opened = Batch(data, 0, 0)
+        self._count(opened)
         self.opened.append(opened)
         return opened
+
+    def count_again(self) -> None:
+        """The dimension of the examples may be another one than was thought."""
+        for batch in self.opened:
+            self._count(batch)
+
+    def _count(self, batch: Batch) -> None:
+        batch.num = self.division.num(batch.data)
+        batch.elements = examples.elements_per_example(batch.data, batch.num)
 
     def begin_again(self) -> None:
         self._expected = self.carried.expected
@@ -66,13 +62,18 @@ class Batches:
         self._expected, self.opened, self.carried = 0.0, [], Carried()
 
     @property
+    def accumulates(self) -> bool:
+        """Are several batches to count as one?"""
+        return self._accumulate > 1
+
+    @property
     def is_whole(self) -> bool:
         return self.carried.num + len(self.opened) >= self._accumulate
 
     @property
     def factor(self) -> float:
         """What the gradients are to be multiplied by: batches may weigh unlike the first."""
-        if self._is_sum:
+        if self.division.is_sum:
             return 1.0
         return self._expected / self.so_far.total
 
@@ -87,28 +88,13 @@ class Batches:
         self.clear()
         self.carried, self._expected = carried, carried.expected
 
-    def count(self, data: Any) -> int:
-        return self._count(data) if self._count else examples.num_examples(data, self._whole)
-
-    def cut(self, data: Any, sizes: Sequence[int]) -> Sequence[Any]:
-        return (
-            self._split(data, sizes) if self._split else splitting.split(data, sizes, self._whole)
-        )
-
-    def joined(self, done: Sequence[tuple[Any, int, Any]]) -> Any:
-        """What pieces gave that were evaluated, weighted as in training."""
-        return joined(done, self._weigh, is_sum=self._is_sum)
-
     def pieces(self, batch: Batch) -> Iterator[tuple[Any, int, float]]:
         """What to run: each piece, its examples, and how much its loss counts."""
-        sizes = splitting.piece_sizes(batch.num, batch.size)
-        if self._split is not None and len(sizes) > 1:
-            parts = self._split(batch.data, sizes)
-        else:
-            parts = splitting.split(batch.data, sizes, self._whole)
-        weights = weights_of(parts, sizes, self._weigh)
+        sizes, division = splitting.piece_sizes(batch.num, batch.size), self.division
+        parts = division.pieces(batch.data, sizes)
+        weights = division.weights(parts, sizes)
         batch.total = sum(weights)
         self._expected = self._expected or batch.total * self._accumulate
         for part, num, weight in zip(parts, sizes, weights, strict=True):
             if weight:
-                yield part, num, 1.0 if self._is_sum else weight / self._expected
+                yield part, num, 1.0 if division.is_sum else weight / self._expected

@@ -52,17 +52,26 @@ class Passes:
         with self._autocast or nullcontext():
             return function(self._model, data)
 
+    def is_rounded(self) -> bool:
+        """Is anything computed in half precision?"""
+        dtypes = {parameter.dtype for parameter in self._model.parameters()}
+        return self._autocast is not None or bool(dtypes & {torch.float16, torch.bfloat16})
+
     def run(self, data: Any, share: float) -> None:
         """Forward and backward of a piece. It is a function so that its frame can be cleared."""
-        if self._device is not None:
-            data = splitting.moved(data, self._device)
         context = self.forward_context()
         if context is None:
-            loss = self._loss(self._model, data)
+            loss = self.loss_of(data)
         else:
             with context:
-                loss = self._loss(self._model, data)
+                loss = self.loss_of(data)
         self.backward(loss, share)
+
+    def loss_of(self, data: Any) -> Any:
+        """Forward of a piece, wherever it is."""
+        if self._device is not None:
+            data = splitting.moved(data, self._device)
+        return self._loss(self._model, data)
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
         """What each forward runs in: autocast, offloaded activations; None for nothing."""

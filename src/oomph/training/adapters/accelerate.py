@@ -21,10 +21,9 @@ from oomph.training.adapters.limits import ranks_for
 from oomph.training.adapters.pieces import Piece, total_loss
 from oomph.training.adapters.update import make_whole
 from oomph.training.adapters.window import Window
-from oomph.training.evaluation import Join, evaluation_for, in_eval_mode, joined
+from oomph.training.evaluation import Join, evaluation_for, in_eval_mode
 from oomph.training.ranks import Ranks
 from oomph.training.stepper_options import several
-from oomph.training.weights import weigher
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,8 +37,8 @@ class Guard:
     """Forward and backward of whole batches, by `accelerator.backward`; the rest is yours.
 
     model, optimizer: as `accelerator.prepare` gave them; a list, if there are several optimizers.
-    options: plan, micro_batch, weight ("mean" unless told), whole, split, count,
-        last_resorts, keeps_other_rngs, beside: as for a Stepper.
+    options: plan, micro_batch, weight, on_difference, whole, batch_dim, split, count, last_resorts,
+        keeps_other_rngs, beside: as for a Stepper.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Guard:
         bare = accelerator.unwrap_model(model)
         say = _logger().warning
         self._model, self._ranks = model, ranks
-        self._weight = options.get("weight") or "mean"
+        self._weight = options.get("weight")
         self._evaluation = evaluation_for(options, say)
         self._window = Window(bare, optimizers, say, backward=self._run, ranks=ranks, **options)
 
@@ -96,9 +95,12 @@ class Guard:
         quiet = nullcontext() if self._ranks is None else self._ranks.quiet()
         with in_eval_mode(self._model), quiet:
             done = self._evaluation.run(batch, function)
-        if join is not None and len(done) > 1:
-            return join([result for _, _, result in done], [num for _, num, _ in done])
-        return joined(done, weigher(self._weight), is_sum=self._weight == "sum")
+            if join is not None and len(done) > 1:
+                return join([result for _, _, result in done], [num for _, num, _ in done])
+            is_rounded = self._accelerator.mixed_precision != "no"
+            return self._evaluation.whole_of(
+                batch, function, done, self._weight, function=function, is_rounded=is_rounded
+            )
 
     @property
     def micro_batch(self) -> int | None:

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 class GuardHooks:
     """What the callback does; `Guard` is this and Lightning's Callback.
 
-    options: plan, micro_batch, weight ("mean" unless told), whole, split, count,
-        last_resorts, keeps_other_rngs, beside: as for a Stepper.
+    options: plan, micro_batch, weight, on_difference, whole, batch_dim, split, count, last_resorts,
+        keeps_other_rngs, beside: as for a Stepper.
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
@@ -52,6 +52,7 @@ class GuardHooks:
         self._options = options
         self._evaluation = evaluation_for(options, _say)
         self._window: Window | None = None
+        self._has_told_of_means = False
 
     @property
     def micro_batch(self) -> int | None:
@@ -124,10 +125,19 @@ class GuardHooks:
         step = getattr(trainer.strategy, name)
         weigh = self._options.get("weight") or "mean"
 
+        def tell(num: int) -> None:
+            if num > 1 and self._options.get("weight") is None and not self._has_told_of_means:
+                self._has_told_of_means = True
+                _say(
+                    f"{name} runs in pieces: what it logs and returns is averaged over examples."
+                    ' Guard(weight="tokens") where it is a mean over tokens'
+                )
+
         def guarded(batch: Any, *others: Any, **keywords: Any) -> Any:
             done = self._evaluation.run(
                 batch, lambda part: _evaluated(pl_module, step, (part, *others), keywords)
             )
+            tell(len(done))
             shares = shares_of(done, weigher(weigh), is_sum=weigh == "sum")
             pieces = [
                 (Evaluated(num, share), result)
@@ -225,6 +235,9 @@ class _Closures:
         closure = self._make(arguments, said.optimizer, said.number)
         with recorded(self._module) as logged:
             result = closure._step_fn()
+            if piece.is_forward_only:
+                piece.backward(result.closure_loss)
+                return result, logged
             if closure._zero_grad_fn is not None and not said.is_zeroed:
                 closure._zero_grad_fn()
                 said.is_zeroed = True

@@ -1,24 +1,12 @@
-"""Where pieces would train otherwise than the whole, or leave others waiting: told, or refused."""
+"""Where pieces would leave other processes waiting: refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
-
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from oomph.errors import UsageError
 from oomph.training.ranks import Ranks, ranks_of
-
-
-def tell_of_norms(model: Any, say: Callable[[str], None]) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.training:
-            say(
-                f"{name} normalises each part of a batch by itself: training differs from that of"
-                " whole batches. GroupNorm, or BatchNorm in eval, would not"
-            )
-            return
 
 
 def ranks_for(

@@ -11,29 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, NoReturn
 
 from oomph.errors import OomphError, UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import How
 from oomph.training import apply, examples, splitting
-from oomph.training.adapters.limits import tell_of_norms
 from oomph.training.adapters.pieces import Opened, Piece
+from oomph.training.division import Count, Division, Split
+from oomph.training.examples import BatchDim
 from oomph.training.out_of_memory import is_out_of_memory
 from oomph.training.ranks import At, Ranks, no_way
 from oomph.training.recovery import release, said_by, tried_twice
 from oomph.training.recovery_of_model import recovery_for
 from oomph.training.recovery_tricks import NAMES
 from oomph.training.rollback import Rollback, restore_rngs, rng_states
-from oomph.training.stepper_batches import Count, Split
+from oomph.training.split_check import OnDifference, SplitCheck
 from oomph.training.stepper_micro import left_out
 from oomph.training.stepper_options import device_kind
 from oomph.training.stepper_signals import SignalsHeld
-from oomph.training.weights import Weight, weigher, weights_of
-
-# (batch, sizes -> its pieces) -> what its loss is a mean of
-FindWeight = Callable[[Opened, Callable[[Sequence[int]], Sequence[Any]]], Weight]
+from oomph.training.weights import Weight
 
 
 class Window:
@@ -41,8 +38,8 @@ class Window:
 
     plan: what fits by it is the first to be tried, and grows to what fits by measurement; its
         tricks are put on by its exports (to_hf, to_lightning, to_accelerate). micro_batch: without.
-    weight: what the loss is a mean of, as for a Stepper; None: `find_weight` finds it out.
-    whole, split, count, last_resorts, keeps_other_rngs, beside: as for a Stepper.
+    weight, on_difference, whole, batch_dim, split, count, last_resorts, keeps_other_rngs, beside:
+        as for a Stepper.
     backward: (loss, share) -> backward of a piece, where a piece is told to do it.
     is_zeroed_later: gradients that are there when a window begins are those of the last step.
     ranks: that the model is replicated on; in `close` they vote and average gradients.
@@ -57,13 +54,14 @@ class Window:
         plan: Plan | None = None,
         micro_batch: int | None = None,
         weight: Weight | None = None,
+        on_difference: OnDifference = "raise",
         whole: Collection[str] = (),
+        batch_dim: BatchDim | None = None,
         split: Split | None = None,
         count: Count | None = None,
         last_resorts: Sequence[str] = NAMES,
         keeps_other_rngs: bool = False,
         beside: Sequence[Any] = (),
-        find_weight: FindWeight | None = None,
         backward: Callable[[Any, float], None] | None = None,
         rollback: Rollback | None = None,
         is_zeroed_later: bool = False,
@@ -79,12 +77,20 @@ class Window:
             model, optimizers, keeps_other_rngs=keeps_other_rngs, beside=beside
         )
         self._device_kind = device_kind(model)
-        self._weight, self._find_weight, self._backward = weight, find_weight, backward
-        self._weigh = weigher(weight) if weight is not None else None
-        self._whole, self._split, self._count = frozenset(whole), split, count
+        self._backward = backward
+        self._division = Division(
+            weight, whole=whole, split=split, count=count, batch_dim=batch_dim
+        )
+        self._check = SplitCheck(
+            model,
+            self._division,
+            self._rollback,
+            say,
+            on_difference=on_difference,
+            around=self.forward_context,
+        )
         self._opened: list[Opened] = []
         self._running: Opened | None = None
-        self._has_looked_for_norms = False
         self.micro_batch: int | None = None  # examples at a time, of the last batch
         self.newest: Opened | None = None
 
@@ -123,9 +129,6 @@ class Window:
             self._give_up()
             raise
         self.micro_batch = self._opened[-1].size
-        if self.micro_batch < self._opened[-1].num and not self._has_looked_for_norms:
-            self._has_looked_for_norms = True
-            tell_of_norms(self._model, self._say)
 
     def close(self) -> None:
         """The library's optimizer steps: nothing of this window is run again."""
@@ -159,7 +162,7 @@ class Window:
             self._recovery.num_ooms_before = self.num_ooms
         else:
             self._rollback.resume()
-        num = self._count(data) if self._count else examples.num_examples(data, self._whole)
+        num = self._division.num(data)
         rngs = rng_states(self._device_kind, self._keeps_other_rngs)
         self.newest = Opened(data, num, examples.elements_per_example(data, num), said, rngs)
         self._opened.append(self.newest)
@@ -171,17 +174,68 @@ class Window:
     def _issue(self, todo: list[Opened], *, is_again: bool) -> Generator[Piece, None, bool]:
         """All pieces of some batches. False if memory ran out, and all is as before the window."""
         with nullcontext() if self._ranks is None else self._ranks.quiet():
-            for opened in todo:
-                if is_again:
-                    restore_rngs(opened.rngs)
-                is_first = opened is todo[0]
-                if not (yield from self._issue_one(opened, is_first=is_first)):
-                    return False
+            if (yield from self._issue_check(todo, is_known_to_fit=False)):
+                todo, is_again = self._opened, True
+            if not (yield from self._issue_all(todo, is_again=is_again)):
+                return False
+            if (
+                self._check.is_postponed
+                and (yield from self._issue_check(todo, is_known_to_fit=True))
+                and not (yield from self._issue_all(self._opened, is_again=True))
+            ):
+                return False
         try:
             self._rollback.observe()
         except OomphError as error:
             self._refuse(error)
         return True
+
+    def _issue_all(self, todo: list[Opened], *, is_again: bool) -> Generator[Piece, None, bool]:
+        for opened in todo:
+            if is_again:
+                restore_rngs(opened.rngs)
+            if not (yield from self._issue_one(opened, is_first=opened is todo[0])):
+                return False
+        return True
+
+    def _issue_check(
+        self, todo: list[Opened], *, is_known_to_fit: bool
+    ) -> Generator[Piece, None, bool]:
+        """A few examples of the first batch that is split, to be run like pieces.
+
+        True if that was done: then the window begins again.
+        """
+        opened = self._first_split(todo)
+        if opened is None:
+            return False
+        self._running = None  # what runs out of memory here is the check's
+        trials = self._check.trials(
+            opened.data, opened.num, opened.size, is_known_to_fit=is_known_to_fit
+        )
+        for trial in trials:
+            piece = Piece(trial, opened, trial.data, trial.num, 1.0, is_first=True)
+            yield piece
+            if not (piece.is_done or piece.has_failed):
+                raise left_out()
+        self._undo_or_refuse()
+        for each in self._opened:
+            each.num = self._division.num(each.data)
+            each.elements = examples.elements_per_example(each.data, each.num)
+        return True
+
+    def _first_split(self, todo: list[Opened]) -> Opened | None:
+        for opened in todo:
+            if not self._check.is_due(opened.data):
+                continue
+            self._set_size(opened)
+            sizes = splitting.piece_sizes(opened.num, opened.size)
+            if len(sizes) > 1 and self._check.is_due_for(opened.data, sizes):
+                return opened
+        return None
+
+    def _set_size(self, opened: Opened) -> None:
+        sizes = self._recovery.sizes
+        opened.size = opened.size or sizes.size_for(opened.num, opened.elements)
 
     def _issue_one(self, opened: Opened, *, is_first: bool) -> Generator[Piece, None, bool]:
         parts, measured = self._tried_parts(opened), self._recovery.measured
@@ -201,7 +255,7 @@ class Window:
         return True
 
     def _tried_parts(self, opened: Opened) -> list[tuple[Any, int, float]] | None:
-        """None if memory ran out: to find out what parts count, the model is run."""
+        """None if memory ran out: to count what parts weigh takes some."""
         try:
             return self._parts(opened)
         except BaseException as error:
@@ -211,35 +265,16 @@ class Window:
 
     def _parts(self, opened: Opened) -> list[tuple[Any, int, float]]:
         """What to run of a batch: each part, its examples, and its share."""
-        self._running = opened
-        sizes = self._recovery.sizes
-        opened.size = opened.size or sizes.size_for(opened.num, opened.elements)
+        self._running, division = opened, self._division
+        self._set_size(opened)
         nums = splitting.piece_sizes(opened.num, opened.size)
         if len(nums) == 1:
             return [(opened.data, opened.num, 1.0)]  # as the library would run it
-        return self._weighted(opened, self._split_up(opened.data, nums), nums)
-
-    def _split_up(self, data: Any, nums: Sequence[int]) -> Sequence[Any]:
-        if self._split is not None and len(nums) > 1:
-            return self._split(data, nums)
-        return splitting.split(data, nums, self._whole)
-
-    def _weighted(
-        self, opened: Opened, parts: Sequence[Any], nums: list[int]
-    ) -> list[tuple[Any, int, float]]:
-        weigh = self._weigh or self._found_weigher(opened)
-        weights = weights_of(parts, nums, weigh)
-        total = 1.0 if self._weight == "sum" else sum(weights)
+        parts = division.pieces(opened.data, nums)
+        weights = division.weights(parts, nums)
+        total = 1.0 if division.is_sum else sum(weights)
         shares = [weight / total for weight in weights]
         return [each for each in zip(parts, nums, shares, strict=True) if each[2]]
-
-    def _found_weigher(self, opened: Opened) -> Callable[[Any, int], Any]:
-        """Once, when a batch is split for the first time."""
-        find, split = self._find_weight, partial(self._split_up, opened.data)
-        self._weight = find(opened, split) if find else "mean"
-        self._weigh = weigher(self._weight)
-        restore_rngs(opened.rngs)
-        return self._weigh
 
     # ---- what a piece calls --------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A loss that a library computes -> what it is a mean of, read off three small batches.
+"""A number that is evaluated -> what it is a mean of, read off three small batches.
 
 Two examples and both together: a sum over examples or tokens gives the sum of the two losses, a
 mean their mean, weighted by what it counts. Forward only, without dropout. The two are taken from
@@ -34,7 +34,19 @@ def find_weight(
 
     is_rounded: in half precision. is_shifted: labels are known to be those of the next token.
     """
-    first, second, both = _telling_pieces(batch, num, split)
+    first, second, both = telling_pieces(batch, num, split)
+    return weight_in(first, second, both, loss_of, is_rounded, is_shifted)
+
+
+def weight_in(
+    first: Any,
+    second: Any,
+    both: Any,
+    loss_of: Callable[[Any], float],
+    is_rounded: bool = False,
+    is_shifted: bool = False,
+) -> Weight:
+    """The same of two examples, and of both together. Raises UsageError."""
     losses, together = (loss_of(first), loss_of(second)), loss_of(both)
     scale = max(map(abs, losses))
     noise = (_NOISE_ROUNDED if is_rounded else _NOISE) * scale
@@ -55,7 +67,7 @@ def _cannot_tell(losses: tuple[float, float], together: float) -> UsageError:
         because=f"two examples have {losses[0]:.6g} and {losses[1]:.6g}, together {together:.6g}:"
         " no sum and no mean over examples or labels",
         attempt="weight=function, which counts what the loss is a mean of in a batch; or"
-        ' weight="mean", if parts may train otherwise than the whole',
+        ' weight="mean", if parts may count otherwise than in the whole',
     )
 
 
@@ -76,7 +88,7 @@ def _expected(
             yield kind, total / sum(counts)
 
 
-def _telling_pieces(
+def telling_pieces(
     batch: Any, num: int, split: Callable[[Sequence[int]], Sequence[Any]]
 ) -> tuple[Any, Any, Any]:
     """Two neighbours, alone and together."""

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch names it
 
 from oomph.errors import UsageError
 from oomph.training import splitting
-from oomph.training.adapters.normaliser import find_weight
+from oomph.training.normaliser import find_weight
 from training.adapters import jobs
 
 NUM = 6
