@@ -128,6 +128,49 @@ def test_micro_batches_of_one_example_need_no_line(tmp_path: Path) -> None:
     assert_true(plans, workload)
 
 
+# ---- what only saves memory --------------------------------------------------------------------
+
+# 512 MiB of weights: AdamW and its gradients are three times as much.
+WIDE = """
+import torch, oomph
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(1024, 8192), torch.nn.Linear(8192, 1024)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+workload = oomph.Workload(
+    model=lambda: torch.nn.Sequential(*[Block() for _ in range(8)]),
+    batch=lambda n: torch.zeros(n, 16, 1024),
+    loss=lambda model, batch: model(batch).square().mean(),
+    optimizer=lambda parameters: torch.optim.AdamW(parameters),
+    batch_size=4,
+)
+"""
+
+
+def test_an_optimizer_that_steps_in_backward_is_planned_with_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(WIDE)
+    forbid = ["offload-activations", "offload-optimizer", "checkpointing", "expandable-segments"]
+    plans = oomph.plan(f"{path}:workload", gpu=GPU, gpu_memory="1500MiB", forbid=forbid)
+    alone = oomph.predict(
+        f"{path}:workload",
+        gpu=GPU,
+        gpu_memory="1500MiB",
+        optimizer="8-bit",
+        optimizer_in_backward=True,
+    )
+    assert alone.fits == "yes"
+    assert plans.best is not None
+    assert plans.best.variant == alone.variant
+    assert plans.best.prediction.device_bytes == alone.device_bytes
+    assert plans.best.prediction.step_s == alone.step_s
+
+
 # ---- several GPUs ------------------------------------------------------------------------------
 
 

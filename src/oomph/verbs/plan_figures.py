@@ -64,9 +64,14 @@ class Figures:
         """Of the device: never more than the truth."""
         return self.lines.of(variant).least_bytes(variant) + self.outside.low_bytes
 
-    def may_fit(self, variant: Variant, less_bytes: int = 0) -> bool:
-        """Whether its lower bound fits, of which something may be spared."""
-        return self.least_bytes(variant) - less_bytes <= self.card.usable.high_bytes
+    def may_fit(self, variant: Variant) -> bool:
+        """Whether its lower bound fits."""
+        return self.least_bytes(variant) <= self.card.usable.high_bytes
+
+    def may_fit_in_backward(self, variant: Variant) -> bool:
+        """The same, if its optimizer stepped in backward."""
+        least = self.lines.of(variant).least_in_backward_bytes(variant)
+        return least + self.outside.low_bytes <= self.card.usable.high_bytes
 
     def check(self, variant: Variant) -> Checked:
         """By replays of what was rehearsed, and by its own rehearsal where there was one."""
@@ -77,9 +82,8 @@ class Figures:
             least = ways.least_bytes(variant)
             if least > self.card.usable.high_bytes - outside.low_bytes:  # whatever is replayed
                 return Checked(device_bytes=least + outside.likely_bytes, fits="no")
-            reserved = ways.reserved_bytes(variant)
-            fits = "no" if variant in self.refuted else self._fits(variant, outside, reserved)
-            device_bytes = reserved + outside.likely_bytes
+            fits = "no" if variant in self.refuted else self._fits(variant, outside)
+            device_bytes = ways.reserved_bytes(variant) + outside.likely_bytes
             self._checked[variant] = Checked(device_bytes=device_bytes, fits=fits)
         return self._checked[variant]
 
@@ -87,14 +91,27 @@ class Figures:
         """What was rehearsed since may say otherwise."""
         self._checked.clear()
 
-    def _fits(self, variant: Variant, outside: Interval, reserved_bytes: int) -> Verdict:
-        """At the worst of what is unknown, or at its best, or not at all."""
+    def _fits(self, variant: Variant, outside: Interval) -> Verdict:
+        """As a prediction says it: at the worst of what is unknown, or at its best, or not."""
         usable, ways = self.card.usable, self.lines.of(variant)
-        unseen_bytes = int(reserved_bytes * self._bar_ratio_of(variant))
-        if ways.passes(variant, usable.low_bytes - outside.high_bytes - unseen_bytes):
-            return "yes"
-        is_possible = ways.passes(variant, usable.high_bytes - outside.low_bytes)
-        return "uncertain" if is_possible else "no"
+        if not ways.passes(variant, usable.high_bytes - outside.low_bytes):
+            return "no"
+        worst = usable.low_bytes - outside.high_bytes - self._unseen_bytes(variant, outside)
+        fits = ways.passes(variant, worst)
+        if fits and not self._has_workspaces:  # else it is in what was learnt
+            fits = ways.passes_with_outputs(variant, worst)
+        return "yes" if fits and not self.as_is.doubt else "uncertain"
+
+    def _unseen_bytes(self, variant: Variant, outside: Interval) -> int:
+        """How far above its figure a variant may be."""
+        from oomph.predicting.assembly import unseen_above_bytes
+
+        usable, ways = self.card.usable, self.lines.of(variant)
+        if self._has_workspaces:
+            return int(ways.reserved_bytes(variant) * self._bar_ratio_of(variant))
+        limit_bytes = usable.likely_bytes - outside.likely_bytes
+        reserved = ways.reserved_bytes_within(variant, limit_bytes)
+        return unseen_above_bytes(reserved, variant, self.card)
 
     @property
     def room_bytes(self) -> int:

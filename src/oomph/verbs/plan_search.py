@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import TYPE_CHECKING
+from math import inf, isfinite
+from typing import TYPE_CHECKING, NamedTuple
 
 from oomph.verbs.plan_figures import Figures
 from oomph.verbs.plan_told import Searched, told
@@ -33,6 +33,14 @@ class Drawn:
     timelines: tuple[Timeline, ...] = ()  # of each plan, where they are to be drawn
     code: tuple[str, ...] = ()  # a training loop for each plan, as well
     changes: ScriptChanges | None = None  # of a script, for the best plan
+
+
+class _Rank(NamedTuple):
+    """How good a way to train is, before its memory is looked at: the less the better."""
+
+    num_changes: int
+    num_gpus: int
+    batch_s: float
 
 
 class Search:
@@ -117,47 +125,76 @@ class Search:
     def _with_finer(
         self, choices: Choices, every: Sequence[Variant], usual: Sequence[Variant], found: Found
     ) -> tuple[Sequence[Variant], Found]:
-        """Compare again, with what only saves memory: on few GPUs first, where it may help."""
-        finer = [variant for variant in every if variant != _usual(variant)]
+        """Compare again, with what only saves memory: as long as it may help.
+
+        With the fewest changes and on few GPUs first, and there what could be fastest: once that
+        fits, little else is left that may help, and it need not be rehearsed.
+        """
+        finer = [
+            (self._rank(variant, choices, _usual(variant)), variant)
+            for variant in every
+            if variant != _usual(variant)
+        ]
+        reached = None
+        if found.best is not None and found.is_certain:
+            reached = self._rank(found.best, choices, found.best)
         compared = list(usual)
-        for _, group in groupby(sorted(finer, key=_gpus), key=_gpus):
-            hopeful = [variant for variant in group if self._may_help(variant, found)]
-            if hopeful:
-                self.figures.lines.complete(hopeful)
-                compared += hopeful
-                found = self._compared(choices, compared)
-        return compared, found
+        for rank, variant in sorted(finer, key=lambda pair: pair[0]):
+            if not self._may_help(variant, rank, reached):
+                continue
+            self.figures.lines.complete([variant])
+            compared.append(variant)
+            if self.asked.prefer != "memory" and self._fits(variant):
+                own = self._rank(variant, choices, variant)
+                reached = own if reached is None else min(reached, own)
+        return compared, self._compared(choices, compared)
 
-    def _may_help(self, variant: Variant, found: Found) -> bool:
-        """Whether a trick that only saves memory could make something faster fit.
+    def _rank(self, variant: Variant, choices: Choices, like: Variant) -> _Rank:
+        """The less the better; the time is that of another, which may be known already."""
+        from oomph.planning.planner import num_changes
 
-        Nothing is gained in time by it: where the same without it is no faster than what fits, it
-        is of no use, unless memory itself is what counts.
+        seconds = self.figures.seconds(like)
+        return _Rank(
+            num_changes=num_changes(variant, choices),
+            num_gpus=0 if self.asked.prefer == "time" else variant.num_gpus,
+            batch_s=inf if seconds is None else seconds * choices.batch_size / variant.batch_size,
+        )
+
+    def _may_help(self, variant: Variant, rank: _Rank, reached: _Rank | None) -> bool:
+        """Whether a trick that only saves memory could make something better fit.
+
+        It does where that changes less of training, and where memory itself is what counts. Nothing
+        is gained in time by it: where the same without it is no faster than what fits, it is of no
+        use.
         """
         from oomph.planning.search import NEAR_RATIO
 
         figures, usual = self.figures, _usual(variant)
         if not figures.lines.knows(usual):
             return True
-        # All gradients gone is all that steps in backward can save.
-        gradients = self.rehearsed.possible.parameter_bytes
-        if variant.optimizer_in_backward and not figures.may_fit(usual, less_bytes=gradients):
+        if variant.optimizer_in_backward and not figures.may_fit_in_backward(usual):
             return False
-        if found.best is None or not found.is_certain or self.asked.prefer == "memory":
+        if reached is None or rank.num_changes < reached.num_changes:
             return True
-        if self.asked.prefer != "time" and variant.num_gpus > found.best.num_gpus:
+        if rank.num_changes > reached.num_changes:
             return False
-        seconds = figures.seconds(usual)
-        if seconds is None or found.best_s is None:
+        if self.asked.prefer == "memory":
+            return True
+        if rank.num_gpus > reached.num_gpus or not isfinite(rank.batch_s):
             return False
-        is_faster = seconds < found.best_s / (1 + NEAR_RATIO)
-        return is_faster and figures.check(usual).fits != "yes"
+        is_faster = rank.batch_s < reached.batch_s / (1 + NEAR_RATIO)
+        return is_faster and not self._fits(usual)
+
+    def _fits(self, variant: Variant) -> bool:
+        """For certain, by what was rehearsed of it."""
+        return self.figures.lines.knows(variant) and self.figures.check(variant).fits == "yes"
 
     def _with_partial(
         self, choices: Choices, every: Sequence[Variant], found: Found
     ) -> tuple[Sequence[Variant], Found]:
         """Compare again, with a set of blocks where that may be faster than all or none."""
         from oomph.planning.partial import Measures, best_partial
+        from oomph.planning.planner import num_changes
 
         if found.best is None or "blocks" not in choices.checkpointings:
             return every, found
@@ -167,7 +204,9 @@ class Search:
             seconds=figures.seconds,
             room_bytes=figures.room_bytes,
         )
-        kept = [v for v in every if v.checkpointing == "none" and self._is_like(v, found.best)]
+        num = num_changes(found.best, choices)
+        alike = [v for v in every if num_changes(v, choices) == num]
+        kept = [v for v in alike if v.checkpointing == "none" and self._is_like(v, found.best)]
         partial = best_partial(kept, self.rehearsed.costs, measures, found.best_s or 0.0)
         if partial is None:
             return every, found
@@ -244,10 +283,6 @@ class Search:
 def _is_confirmed(prediction: Prediction, found: Found) -> bool:
     """Whether a rehearsal of the best itself says what its parts had said."""
     return prediction.fits == "yes" or (prediction.fits == "uncertain" and not found.is_certain)
-
-
-def _gpus(variant: Variant) -> int:
-    return variant.num_gpus
 
 
 def _usual(variant: Variant) -> Variant:

@@ -127,7 +127,9 @@ def _skipped(searched: Searched) -> list[Rejected]:
 
     if not searched.num_skipped:
         return []
-    is_enough = "they only save memory, and without them something as fast fits: --prefer memory"
+    is_enough = (
+        "they only save memory, and are too large or no faster than what fits: --prefer memory"
+    )
     why = is_enough if searched.found.is_certain else "what they save would not be enough"
     which = "with offload or the optimizer in backward"
     if len(searched.choices.shardings) > 1:

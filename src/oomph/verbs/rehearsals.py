@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Time against memory is what decides which block to recompute, not the GPU: of a block's ops the
 # share that is arithmetic and the share that is traffic, at the rates of an A100.
 _FLOPS, _BANDWIDTH = 250e12, 1.6e12
+_SMALL = 2  # examples, of the smaller of the two rehearsals that a line goes through
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,24 +223,32 @@ def missing(
         family, step = family_of(variant), step_of(variant)
         if family not in known and family not in families:
             families[family] = _for_family(variant)
+        if family.in_backward:  # the step is in it
+            continue
         if step not in rehearsed.steps and step not in steps and step not in rehearsed.failed:
             steps[step] = _for_step(variant)
     return families, steps
 
 
 def _for_family(variant: Variant) -> Variant:
-    return for_family(variant, min(variant.micro_batch, 2))
+    from oomph.predicting.ways import family_of
+
+    return for_family(variant, family_of(variant).only_at or _SMALL)
 
 
 def for_family(variant: Variant, micro_batch: int) -> Variant:
-    """Its forward and backward, with the user's optimizer, at one micro-batch."""
+    """Its forward and backward at one micro-batch, with the user's optimizer after them.
+
+    One that steps in backward is a part of it, and stays what it is.
+    """
     from oomph.predicting.ways import family_of
 
+    family = family_of(variant)
     return replace(
         variant,
         micro_batch=micro_batch,
-        accumulation=2 if family_of(variant).accumulates else 1,
-        optimizer="as-is",
+        accumulation=2 if family.accumulates else 1,
+        optimizer=family.in_backward or "as-is",
         offload_optimizer=False,
         expandable_segments=False,
         precision="fp32" if variant.precision == "tf32" else variant.precision,
@@ -250,7 +259,7 @@ def _for_step(variant: Variant) -> Variant:
     """Its optimizer's step, after the plainest forward and backward."""
     return replace(
         variant,
-        micro_batch=2,
+        micro_batch=_SMALL,
         accumulation=1,
         checkpointing="none",
         attention="as-is",
@@ -282,8 +291,9 @@ def _footprint(rehearser: Rehearser, variant: Variant) -> Footprint | None:
     """None if no line goes through two micro-batches."""
     from oomph.predicting.footprint import footprint_of
     from oomph.predicting.scaling import NotAffine, affine
+    from oomph.predicting.ways import family_of
 
-    if variant.micro_batch == 1:
+    if family_of(variant).only_at:
         return footprint_of_one(rehearser.trace(variant))
     try:
         larger = replace(variant, micro_batch=variant.micro_batch + 1)
