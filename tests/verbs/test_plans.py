@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import oomph
+from oomph.errors import UsageError
 from oomph.planning.tricks import NAMES
 from oomph.predicting.workspace_replays import replay_trace
 from oomph.records.plan import Plans, Preference
@@ -275,3 +280,106 @@ def test_what_a_model_does_not_bear_is_left_out_and_the_rest_is_planned(
     assert not any(what in {trick.name for trick in plan.tricks} for plan in plans)
     monkeypatch.setattr("oomph.tracing.many.with_rehearser", None)  # and it is known from now on
     assert whys(oomph.plan(workload, gpu=GPU, gpu_memory="1GiB")) == whys(plans)
+
+
+# ---- one way to train that fails ----------------------------------------------------------------
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, place: str, is_hit: Callable[[Any], bool]) -> None:
+    """Let something in the middle of a search raise for some ways to train, and no others."""
+    owner, _, name = place.rpartition(".")
+    original = getattr(import_string(owner), name)
+
+    @functools.wraps(original)
+    def call(self: Any, variant: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_hit(variant):
+            raise IndexError("no block at -0x1 is live")
+        return original(self, variant, *args, **kwargs)
+
+    monkeypatch.setattr(import_string(owner), name, call)
+
+
+def import_string(name: str) -> Any:
+    module, _, kind = name.rpartition(".")
+    return getattr(importlib.import_module(module), kind)
+
+
+@pytest.mark.parametrize(
+    ("place", "hit"),
+    [
+        ("oomph.predicting.ways.Ways.footprint", {"precision": "fp16"}),
+        ("oomph.predicting.ways.Ways.least_bytes", {"optimizer": "fused"}),
+        ("oomph.predicting.ways.Ways.reserved_bytes", {"checkpointing": "blocks"}),
+        ("oomph.predicting.ways.Ways.seconds", {"precision": "fp16"}),
+        ("oomph.verbs.plan_figures.Figures._weights", {"optimizer": "fused"}),
+        ("oomph.tracing.many.Rehearser.trace", {"checkpointing": "blocks"}),
+    ],
+)
+def test_a_way_to_train_that_fails_is_left_out_and_ends_no_plan(
+    place: str, hit: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_hit(variant: Any) -> bool:
+        return all(getattr(variant, name) == value for name, value in hit.items())
+
+    workload = file_with(PLAIN, tmp_path)
+    failing(monkeypatch, place, is_hit)
+    plans = oomph.plan(
+        workload,
+        gpu=GPU,
+        gpu_memory="900MiB",
+        forbid=only("accumulation", "fp16", "fused-optimizer", "checkpointing"),
+    )
+    assert plans.best is not None
+    assert not any(is_hit(plan.variant) for plan in plans)
+    # What is only asked of the plans that are shown may not have been asked of these.
+    is_told = any("no block at -0x1 is live" in why for why in whys(plans).values())
+    assert is_told or place.endswith(("_weights", "reserved_bytes", "footprint"))
+
+
+def test_fused_attention_that_a_model_does_not_bear_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it would be on every other way to train."""
+    from oomph.training import apply as tricks
+
+    original = tricks.put_on_model
+
+    def put_on_model(model: Any, how: Any) -> Any:
+        if how.attention == "sdpa":
+            raise UsageError("Net has no fused attention")
+        return original(model, how)
+
+    monkeypatch.setattr(tricks, "put_on_model", put_on_model)
+    monkeypatch.setattr("oomph.training.possible.attention_is", lambda _: "eager")
+    plans = oomph.plan(file_with(PLAIN, tmp_path), gpu=GPU, gpu_memory="900MiB")
+    assert plans.best is not None
+    assert whys(plans)["sdpa"] == "Net has no fused attention"
+
+
+HF = """
+import torch, oomph
+
+def resnet():
+    from transformers import ResNetConfig, ResNetForImageClassification
+    config = ResNetConfig(depths=[1, 1, 2, 1], hidden_sizes=[16, 32, 64, 128], embedding_size=16)
+    return ResNetForImageClassification(config)
+
+workload = oomph.Workload(
+    model=resnet,
+    batch=lambda n: {
+        "pixel_values": torch.zeros(n, 3, 64, 64), "labels": torch.zeros(n, dtype=torch.long)
+    },
+    loss=lambda model, batch: model(**batch).loss,
+    optimizer=lambda parameters: torch.optim.AdamW(parameters),
+    batch_size=8,
+)
+"""
+
+
+def test_a_model_of_transformers_without_attention_is_planned(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(HF)
+    plans = oomph.plan(f"{path}:workload", gpu=GPU, gpu_memory="2GiB")
+    assert plans.best is not None
+    assert whys(plans)["sdpa"] == "no attention was seen in the model"
+    assert whys(plans)["lora"] == "no linear layers in repeated blocks"

@@ -109,6 +109,9 @@ class Ways:
     families: Mapping[Family, Footprint]
     steps: Mapping[Step, Footprint]
     model: GpuModel
+    # False: a family that accumulates was rehearsed without, because a step goes backward several
+    # times by itself, or has several optimizers by turns.
+    adds_up: bool = True
     # Of replays: the bytes reserved without a limit, and whether it passed (1) under one.
     known_replays: MutableMapping[str, int] = field(default_factory=dict)
     _whole: dict[tuple[Family, Step, bool], Footprint] = field(default_factory=dict)
@@ -121,7 +124,9 @@ class Ways:
     _least: dict[tuple[Family, Step, bool, int], int] = field(default_factory=dict)
     _seconds: dict[tuple[Family, Step, str, int, int], float | None] = field(default_factory=dict)
     _known_prices: dict[tuple[MatmulPrecision, int], Prices] = field(default_factory=dict)
-    _micro_steps: dict[tuple[Family, MatmulPrecision], MicroSteps] = field(default_factory=dict)
+    _micro_steps: dict[tuple[Family, MatmulPrecision, bool], MicroSteps] = field(
+        default_factory=dict
+    )
     _optimizer_steps: dict[tuple[Step, MatmulPrecision], OptimizerStep] = field(
         default_factory=dict
     )
@@ -141,9 +146,18 @@ class Ways:
 
     def _made(self, family: Family, step: Step, is_single: bool) -> Footprint:
         found = self.families[family]
-        if not family.in_backward:
+        if not self._has_step(family, step):
             found = with_step_of(found, self._step_after(family, step))
-        return without_accumulation(found) if is_single and family.accumulates else found
+        return self._of_one(found) if is_single and family.accumulates else found
+
+    def _has_step(self, family: Family, step: Step) -> bool:
+        """Whether the optimizer's step is the family's own: steps by turns cannot be exchanged."""
+        is_as_given = step.optimizer == "as-is" and not step.offload_optimizer
+        return bool(family.in_backward) or (is_as_given and not self.adds_up)
+
+    def _of_one(self, found: Footprint) -> Footprint:
+        """With one micro-step in a step."""
+        return without_accumulation(found) if self.adds_up else found
 
     def least_bytes(self, variant: Variant) -> int:
         """Of torch's memory: the most that is live at a time, without replaying anything."""
@@ -154,12 +168,12 @@ class Ways:
         return self._least[key]
 
     def _found_least(self, family: Family, step: Step, is_single: bool, variant: Variant) -> int:
-        if family.in_backward:
-            return self.families[family].live_bytes(variant.micro_batch)
+        if self._has_step(family, step):
+            return self.footprint(variant).live_bytes(variant.micro_batch)
         if (family, is_single) not in self._parts:
             found = self.families[family]
             self._parts[family, is_single] = parts_of(
-                without_accumulation(found) if is_single and family.accumulates else found
+                self._of_one(found) if is_single and family.accumulates else found
             )
         parts = self._step_parts_after(family, step)
         return self._parts[family, is_single].peak_with(parts, variant.micro_batch)
@@ -179,7 +193,7 @@ class Ways:
         family, step = family_of(variant), step_of(variant)
         if family not in self._parts_without_gradients:
             found = self.families[family]
-            found = without_accumulation(found) if family.accumulates else found
+            found = self._of_one(found) if family.accumulates else found
             self._parts_without_gradients[family] = parts_of(without_gradients(found))
         return self._parts_without_gradients[family].least_with_state_of(
             self._step_parts_after(family, step), variant.micro_batch
@@ -204,17 +218,20 @@ class Ways:
         key = family, step, variant.precision, variant.micro_batch, variant.accumulation
         if key not in self._seconds:
             matmul: MatmulPrecision = "tf32" if variant.precision == "tf32" else "fp32"
+            has_step = self._has_step(family, step)
             self._seconds[key] = StepTimes(
-                self._micro_steps_of(family, matmul),
-                None if family.in_backward else self._optimizer_step_of(step, matmul),
+                self._micro_steps_of(family, matmul, has_step=has_step),
+                None if has_step else self._optimizer_step_of(step, matmul),
             ).seconds(variant.micro_batch, variant.accumulation)
         return self._seconds[key]
 
-    def _micro_steps_of(self, family: Family, matmul: MatmulPrecision) -> MicroSteps:
-        key = family, matmul
+    def _micro_steps_of(
+        self, family: Family, matmul: MatmulPrecision, *, has_step: bool
+    ) -> MicroSteps:
+        key = family, matmul, has_step
         if key not in self._micro_steps:
             priced = PricedFootprint(self.families[family], self._prices(matmul, family.num_gpus))
-            self._micro_steps[key] = MicroSteps(priced, has_step=bool(family.in_backward))
+            self._micro_steps[key] = MicroSteps(priced, has_step=has_step, is_one=not self.adds_up)
         return self._micro_steps[key]
 
     def _optimizer_step_of(self, step: Step, matmul: MatmulPrecision) -> OptimizerStep:

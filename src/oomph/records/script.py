@@ -94,6 +94,7 @@ class Seen:
     invented: tuple[Invented, ...]
     approximations: tuple[str, ...]
     has_stepped: bool  # False: no step was completed, and the peak is a lower bound
+    num_backwards: int = 1  # of the first whole step, of all optimizers together
     lines: tuple[Line, ...] = ()
 
 

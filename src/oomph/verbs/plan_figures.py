@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from oomph.verbs.plan_lines import Lines, Unrehearsed
-from oomph.verbs.rehearsals import footprint_of_one, in_words
+from oomph.verbs.plan_lines import Failed, Lines, Unrehearsed
+from oomph.verbs.rehearsals import CannotBePutOn, footprint_of_one, in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from oomph.planning.search import Checked
     from oomph.predicting.allocator_settings import AllocatorSettings
     from oomph.predicting.footprint import Footprint
@@ -22,6 +22,30 @@ if TYPE_CHECKING:
     from oomph.records.workload import Variant
     from oomph.verbs.rehearsals import Asked, Rehearsed, Rehearser
     from oomph.verbs.targets import Target
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _of_one(
+    ask: Callable[Concatenate[Figures, Variant, P], T],
+) -> Callable[Concatenate[Figures, Variant, P], T]:
+    """Whatever goes wrong with one way to train is told apart from what ends a search.
+
+    As it was given it has to be known: an error then is the user's to know.
+    """
+
+    @functools.wraps(ask)
+    def asked(figures: Figures, variant: Variant, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return ask(figures, variant, *args, **kwargs)
+        except (Unrehearsed, Failed, CannotBePutOn):
+            raise
+        except Exception as error:
+            raise Failed(variant, error) from error
+
+    return asked
 
 
 class Figures:
@@ -50,16 +74,20 @@ class Figures:
 
     # ---- by its parts ----------------------------------------------------------------------------
 
+    @_of_one
     def seconds(self, variant: Variant) -> float | None:
         """None, too, for what was not rehearsed."""
         return self.lines.of(variant).seconds(variant) if self.lines.knows(variant) else None
 
+    @_of_one
     def host_bytes(self, variant: Variant) -> int:
         return self.lines.of(variant).host_bytes(variant)
 
+    @_of_one
     def reserved_bytes(self, variant: Variant) -> int:
         return self.lines.of(variant).reserved_bytes(variant)
 
+    @_of_one
     def least_bytes(self, variant: Variant) -> int:
         """Of the device: never more than the truth."""
         return self.lines.of(variant).least_bytes(variant) + self.outside.low_bytes
@@ -68,11 +96,13 @@ class Figures:
         """Whether its lower bound fits."""
         return self.least_bytes(variant) <= self.card.usable.high_bytes
 
+    @_of_one
     def may_fit_in_backward(self, variant: Variant) -> bool:
         """The same, if its optimizer stepped in backward."""
         least = self.lines.of(variant).least_in_backward_bytes(variant)
         return least + self.outside.low_bytes <= self.card.usable.high_bytes
 
+    @_of_one
     def check(self, variant: Variant) -> Checked:
         """By replays of what was rehearsed, and by its own rehearsal where there was one."""
         from oomph.planning.search import Checked
@@ -160,6 +190,15 @@ class Figures:
         if is_exact:
             self._learn_bar(found)
         return found
+
+    def predicted_row(self, variant: Variant, *, is_exact: bool) -> Prediction:
+        """The same of a plan that is to be shown. Raises Failed: then it is not."""
+        try:
+            return self.predicted(variant, is_exact=is_exact)
+        except Unrehearsed:
+            raise
+        except Exception as error:
+            raise Failed(variant, error) from error
 
     def _weights(self, variant: Variant, *, is_exact: bool) -> tuple[Weights, Work, int]:
         """What torch takes, what is computed, and what the host holds."""

@@ -69,13 +69,22 @@ class Search:
         return self.answer(rehearsed), rehearsed
 
     def answer(self, rehearsed: Rehearsed) -> Drawn:
-        """The answer. Raises Unrehearsed."""
+        """The answer. Raises Unrehearsed.
+
+        One way to train that cannot be put together is left out, and the others are compared.
+        """
+        from oomph.verbs.plan_lines import Failed
+
         self.rehearsed = rehearsed
         self.figures = Figures(self.asked, self.target, rehearsed, self.rehearser, self.say)
         while True:
             self.figures.check_anew()
-            searched = self._searched()
-            drawn = self._drawn(searched) if self._is_true(searched) else None
+            try:
+                searched = self._searched()
+                drawn = self._drawn(searched) if self._is_true(searched) else None
+            except Failed as failed:
+                self.figures.lines.leave_out(failed)
+                continue
             if drawn is not None:
                 return drawn
 
@@ -98,6 +107,9 @@ class Search:
         usual = [variant for variant in every if variant == _usual(variant)]
         lines = self.figures.lines
         lines.complete(usual)
+        left = choices_of(self.rehearsed, self.asked, self.target.capability, least)
+        if left != choices:  # what was to be on all of them is not borne
+            return self._with_micro_batches_from(least)
         lines.use_points_for(usual)
         found = self._compared(choices, usual)
         if lines.points:
@@ -262,7 +274,7 @@ class Search:
 
         predicted = []
         for number, variant in enumerate(searched.found.shown):
-            prediction = self.figures.predicted(variant, is_exact=number == 0)
+            prediction = self.figures.predicted_row(variant, is_exact=number == 0)
             if number == 0 and not _is_confirmed(prediction, searched.found):
                 self.figures.refuted.add(variant)
                 return None

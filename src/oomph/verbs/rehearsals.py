@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Time against memory is what decides which block to recompute, not the GPU: of a block's ops the
 # share that is arithmetic and the share that is traffic, at the rates of an A100.
 _FLOPS, _BANDWIDTH = 250e12, 1.6e12
+_MOST_SAID = 200  # characters of an error that nobody foresaw
 _SMALL = 2  # examples, of the smaller of the two rehearsals that a line goes through
 
 
@@ -84,6 +85,11 @@ class Rehearsed:
     has_convolutions: bool = False
     example_elements: int | None = None  # in all tensors of one example
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether rehearsals with two micro-steps have two: a script may refuse."""
+        return "accumulation" not in self.refused
+
 
 def choices_of(
     rehearsed: Rehearsed, asked: Asked, capability: tuple[int, int], least_micro_batch: int
@@ -99,12 +105,27 @@ def choices_of(
         max_gpus=asked.max_gpus,
         allow=asked.allow,
         forbid=asked.forbid,
-        refused=rehearsed.refused,
+        refused={**_refused_by_attention(rehearsed), **rehearsed.refused},
         precision="fp32" if rehearsed.given is None else rehearsed.given.precision,
         checked=asked.checked,
     )
     found = choices_for(question, ("selective", "blocks"))
     return replace(found, least_micro_batch=min(least_micro_batch, question.batch_size))
+
+
+def _refused_by_attention(rehearsed: Rehearsed) -> dict[str, str]:
+    """Fused attention is put on every way to train: where it fails by itself, it is on none."""
+    from oomph.predicting.ways import Family
+
+    for part, why in rehearsed.failed.items():
+        if isinstance(part, Family) and part.attention == "sdpa" and _is_plain(part):
+            return {"sdpa": why}
+    return {}
+
+
+def _is_plain(family: Family) -> bool:
+    others = family.loss, family.checkpointing, family.adapters, family.in_backward
+    return others == ("as-is", "none", "none", "") and not family.offload_activations
 
 
 def first_look(rehearser: Rehearser) -> Rehearsed:
@@ -154,7 +175,7 @@ def complete(
     for family, variant in families.items():
         number += 1
         say(f"rehearsing {number} of {of}: {in_words(variant)}")
-        with _what_fails(rehearsed, family, variant):
+        with what_fails(rehearsed, family, variant):
             found = family_like(family, rehearsed.families) or _footprint(rehearser, variant)
             if found is None:
                 rehearsed.not_affine.add(family)
@@ -164,7 +185,7 @@ def complete(
     for step, variant in steps.items():
         number += 1
         say(f"rehearsing {number} of {of}: {in_words(variant)}")
-        with _what_fails(rehearsed, step, variant):
+        with what_fails(rehearsed, step, variant):
             known = step_like(step, rehearsed.steps)
             rehearsed.steps[step] = known or _step(rehearser, variant)
         _forget_what_torch_holds()
@@ -179,21 +200,33 @@ class CannotBePutOn(Exception):
 
 
 @contextlib.contextmanager
-def _what_fails(rehearsed: Rehearsed, part: Family | Step, variant: Variant) -> Iterator[None]:
+def what_fails(rehearsed: Rehearsed, part: Family | Step, variant: Variant) -> Iterator[None]:
     """What a model or a script does not bear is noted, and the rest is planned with.
 
     As it is, it has to train: an error then is the user's to know.
     """
-    from oomph.errors import OomphError
+    from oomph.verbs.plan_lines import Unrehearsed
 
     try:
         yield
     except CannotBePutOn as error:
         rehearsed.failed[part] = str(error)
-    except OomphError as error:
-        if not _tricks_of(variant):
+    except Exception as error:
+        if isinstance(error, Unrehearsed) or not _tricks_of(variant):
             raise
-        rehearsed.failed[part] = error.what + (f" ({error.because})" if error.because else "")
+        rehearsed.failed[part] = in_short(error)
+
+
+def in_short(error: Exception) -> str:
+    """What went wrong, and because of what."""
+    from oomph.errors import OomphError
+
+    if isinstance(error, CannotBePutOn):
+        return str(error)
+    if isinstance(error, OomphError):
+        return error.what + (f" ({error.because})" if error.because else "")
+    said = " ".join(str(error).split())[:_MOST_SAID]
+    return f"oomph failed with it, which is its own fault: {type(error).__name__}: {said}"
 
 
 def _step(rehearser: Rehearser, variant: Variant) -> Footprint:
