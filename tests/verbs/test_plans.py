@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,18 @@ import pytest
 
 import oomph
 from oomph.errors import UsageError
+from oomph.planning.choices import variants
+from oomph.planning.search import NEAR_RATIO
 from oomph.planning.tricks import NAMES
 from oomph.predicting.workspace_replays import replay_trace
 from oomph.records.plan import Plans, Preference
+from oomph.records.prediction import Prediction, Verdict
 from oomph.records.workload import Variant
 from oomph.tracing import traces
 from oomph.tracing.many import Rehearser, with_rehearser
 from oomph.training import apply
+from oomph.verbs.plan_search import Search
+from oomph.verbs.rehearsals import Asked, choices_of
 from oomph.verbs.targets import find_target
 
 # 8.4 MB of weights, and 2.5 MiB of activations an example in each block.
@@ -174,6 +181,99 @@ def test_an_optimizer_that_steps_in_backward_is_planned_with_as_it_is(tmp_path: 
     assert plans.best.variant == alone.variant
     assert plans.best.prediction.device_bytes == alone.device_bytes
     assert plans.best.prediction.step_s == alone.step_s
+
+
+# ---- plans and predictions ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", ["900MiB", "700MiB", "640MiB"])
+def test_what_a_prediction_says_fits_is_not_passed_over(memory: str, tmp_path: Path) -> None:
+    place, name = file_with(PLAIN, tmp_path).rsplit(":", 1)
+    target = find_target(GPU, memory)
+    tricks = "accumulation", "fp16", "checkpointing", "optimizer-in-backward", "8-bit-optimizer"
+    asked = Asked(forbid=frozenset(only(*tricks)))
+
+    def ask(rehearser: Rehearser) -> tuple[Plans, list[tuple[Prediction, Verdict | None]]]:
+        search = Search(asked, target, "train", lambda _: None, draws=False)
+        drawn, rehearsed = search.run(rehearser)
+        every = variants(choices_of(rehearsed, asked, target.capability, 2))
+        figures = search.figures
+        return drawn.plans, [
+            (
+                figures.predicted(one, is_exact=True),
+                figures.check(one).fits if figures.lines.knows(one) else None,
+            )
+            for one in every
+        ]
+
+    capability = traces.kind_of(target.capability)
+    plans, tried = with_rehearser((Path(place), name), capability, apply, ask)
+    assert {told for _, told in tried} > {None}, "nothing was compared"
+    for prediction, told in tried:
+        assert told in (None, prediction.fits), prediction.variant
+    fitting = [prediction for prediction, _ in tried if prediction.fits == "yes"]
+    assert fitting
+    assert len(fitting) < len(tried)
+    assert plans.best is not None
+    assert plans.best.fits == "yes"
+    fastest_s = min(prediction.step_s or inf for prediction in fitting)
+    assert (plans.best.prediction.step_s or inf) <= fastest_s * (1 + NEAR_RATIO)
+
+
+CONVOLVED = """
+import torch, oomph
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = (torch.nn.Conv2d(32, 32, 3, padding=1) for _ in range(2))
+
+    def forward(self, x):
+        return x + self.two(torch.relu(self.one(x)))
+
+workload = oomph.Workload(
+    model=lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 32, 1), Block(), Block()),
+    batch=lambda n: torch.zeros(n, 3, 64, 64),
+    loss=lambda model, batch: model(batch).square().mean(),
+    optimizer=lambda parameters: torch.optim.AdamW(parameters),
+    batch_size=32,
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "memory"),
+    [(TRAIN.replace("LOSS", PLAIN), "700MiB"), (WIDE, "1500MiB"), (CONVOLVED, "900MiB")],
+    ids=["linear", "in backward", "convolutions"],
+)
+def test_a_prediction_of_the_recommended_plan_says_the_same_and_rehearses_nothing(
+    text: str, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    workload = f"{path}:workload"
+    plans = oomph.plan(workload, gpu=GPU, gpu_memory=memory)
+    assert plans.best is not None
+    monkeypatch.setattr("oomph.tracing.traces.trace", None)
+    monkeypatch.setattr("oomph.tracing.traces.trace_exactly", None)
+    monkeypatch.setattr("oomph.tracing.many.with_rehearser", None)
+    variant = plans.best.variant
+    offload = {"activations": variant.offload_activations, "optimizer": variant.offload_optimizer}
+    alone = oomph.predict(
+        workload,
+        gpu=GPU,
+        gpu_memory=memory,
+        micro_batch=variant.micro_batch,
+        precision=variant.precision,
+        checkpointing=variant.checkpointing,
+        optimizer=variant.optimizer,
+        optimizer_in_backward=variant.optimizer_in_backward,
+        offload=[what for what, is_on in offload.items() if is_on],
+        expandable_segments=variant.expandable_segments,
+    )
+    assert replace(alone, notes=()) == replace(plans.best.prediction, notes=())
+    again = oomph.plan(workload, gpu=GPU, gpu_memory=memory)
+    assert again.plans == plans.plans
 
 
 # ---- several GPUs ------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from oomph.records.plan import Plans, Timeline
     from oomph.records.prediction import Prediction
     from oomph.records.script import ScriptChanges
+    from oomph.records.trace import Trace
     from oomph.records.workload import Variant
     from oomph.verbs.rehearsals import Asked, Rehearsed, Rehearser
     from oomph.verbs.targets import Target
@@ -54,7 +55,9 @@ class Search:
         say: Callable[[str], None],
         *,
         draws: bool = True,
+        recall: Callable[[Variant], Trace | None] = lambda _: None,
     ) -> None:
+        self.recall = recall
         self.asked, self.target, self.workload, self.say = asked, target, workload, say
         self.draws = draws
         self.rehearser: Rehearser | None = None
@@ -76,7 +79,9 @@ class Search:
         from oomph.verbs.plan_lines import Failed
 
         self.rehearsed = rehearsed
-        self.figures = Figures(self.asked, self.target, rehearsed, self.rehearser, self.say)
+        self.figures = Figures(
+            self.asked, self.target, rehearsed, self.rehearser, self.say, self.recall
+        )
         while True:
             self.figures.check_anew()
             try:
@@ -248,6 +253,8 @@ class Search:
         lines = self.figures.lines
         if lines.points:
             return True
+        if searched.found.best is not None:  # which has to be rehearsed anyhow, and may say it all
+            self.figures.predicted_row(searched.found.best, is_exact=True)
         farthest = self._farthest(searched.compared)
         shown = dict.fromkeys(family_of(variant) for variant in searched.found.shown)
         if all(lines.holds(farthest[family]) for family in shown if family in farthest):

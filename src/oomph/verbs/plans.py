@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from oomph.records.script import Script
     from oomph.records.workload import Workload
     from oomph.verbs.plan_search import Drawn
-    from oomph.verbs.rehearsals import Asked
+    from oomph.verbs.rehearsals import Asked, Rehearsed, Rehearser
     from oomph.verbs.targets import Target
 
     Say = Callable[[str], None]
@@ -128,9 +129,12 @@ def plan_and_draw(
     place = find_place(workload)
     capability = traces.kind_of(target.capability)
     name = workload if isinstance(workload, str) else "workload"
-    search = Search(asked, target, name, say or (lambda _: None), draws=draws)
+    say = say or (lambda _: None)
     if not isinstance(place, tuple):
+        search = Search(asked, target, name, say, draws=draws)
         return with_rehearser(place, capability, apply, search.run)[0]
+    recall = functools.partial(kept_rehearsals.find_whole, place, capability)
+    search = Search(asked, target, name, say, draws=draws, recall=recall)
     known = kept_rehearsals.find(place, capability)
     if known is not None:
         num_known = len(known.replays) + len(known.weighed)
@@ -142,7 +146,13 @@ def plan_and_draw(
             if len(known.replays) + len(known.weighed) > num_known:
                 kept_rehearsals.keep_replays(place, capability, known)
             return drawn
-    drawn, rehearsed = with_rehearser(place, capability, apply, lambda r: search.run(r, known))
+
+    def run(rehearser: Rehearser) -> tuple[Drawn, Rehearsed]:
+        found = search.run(rehearser, known)
+        kept_rehearsals.keep_whole(place, capability, rehearser, search.figures.rehearsed_anew)
+        return found
+
+    drawn, rehearsed = with_rehearser(place, capability, apply, run)
     kept_rehearsals.keep(place, capability, rehearsed)
     return drawn
 

@@ -338,8 +338,7 @@ def _footprint(rehearser: Rehearser, variant: Variant) -> Footprint | None:
 def footprint_of_one(trace: Trace) -> Footprint:
     """The footprint of one trace, for its own micro-batch."""
     from oomph.predicting.footprint import footprint_of
-    from oomph.predicting.scaling import AffineTrace, with_ordered_frees
+    from oomph.predicting.scaling import AffineTrace, ordered
 
     slopes = [0] * len(trace.allocations)
-    ordered = replace(trace, events=with_ordered_frees(trace.events, trace.phase_starts))
-    return footprint_of(AffineTrace(ordered, slopes, [(0, 0)] * len(trace.ops)))
+    return footprint_of(AffineTrace(ordered(trace), slopes, [(0, 0)] * len(trace.ops)))
