@@ -137,6 +137,7 @@ def _candidate(variant: Variant, known: Known, choices: Choices) -> Candidate:
         stability="changes" if is_other_batch else stability_of(levers, choices.changing),
         num_tricks=len(levers) + is_other_batch,
         num_changes=num_changes(variant, choices),
+        num_inexact=num_inexact(variant, choices),
         # What takes nobody knows how long is never the fastest.
         step_s=inf if seconds is None else seconds * batch_size / variant.batch_size,
         least_bytes=known.least_bytes(variant),
@@ -146,10 +147,20 @@ def _candidate(variant: Variant, known: Known, choices: Choices) -> Candidate:
 
 def num_changes(variant: Variant, choices: Choices) -> int:
     """How much of training is changed by it: that many of its tricks had to be allowed."""
-    changes = [
-        stability_of([lever], choices.changing) for lever in levers_beyond(choices.own, variant)
-    ]
-    return changes.count("changes") + (variant.batch_size != choices.batch_size)
+    return _kept(variant, choices).count("changes")
+
+
+def num_inexact(variant: Variant, choices: Choices) -> int:
+    """How many of its tricks do not give the very same update."""
+    kept = _kept(variant, choices)
+    return len(kept) - kept.count("same")
+
+
+def _kept(variant: Variant, choices: Choices) -> list[Stability]:
+    """What each of its tricks keeps of training; another batch is one, too."""
+    levers = levers_beyond(choices.own, variant)
+    kept = [stability_of([lever], choices.changing) for lever in levers]
+    return kept if variant.batch_size == choices.batch_size else [*kept, "changes"]
 
 
 def stability_of(levers: Sequence[Lever], changing: frozenset[str] = frozenset()) -> Stability:

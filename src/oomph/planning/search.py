@@ -34,6 +34,7 @@ class Candidate:
     least_bytes: int  # on the device: never more than the truth
     host_bytes: int = 0
     num_changes: int = 0  # of its tricks: those that change training, and were allowed
+    num_inexact: int = 0  # of its tricks: those, and the ones that round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +75,8 @@ def unbeaten(
     """The one to recommend, or what of the front beats it; and the front without what still does.
 
     What is worse in nothing and clearly better in time or memory takes its place, though it needs
-    more tricks: that was the reason to prefer the other. It must not be a plan that needs none.
-    What is hardly better is not worth a line.
+    more tricks that are exact: that was the reason to prefer the other. It must not be a plan that
+    needs none. What is hardly better is not worth a line.
     """
     beating = [one for one in front if _beats(*one, best, best_bytes)]
     clearly = [one for one in beating if _is_clear(*one, best, best_bytes)]
@@ -95,7 +96,8 @@ def _beats(plan: Candidate, checked: Checked, best: Candidate, best_bytes: int) 
 
 def _costs(one: Candidate) -> tuple[float, ...]:
     stability = STABILITIES.index(one.stability)
-    return (one.num_changes, stability, one.variant.num_gpus, one.host_bytes, one.step_s)
+    exactness = one.num_changes, one.num_inexact, stability
+    return (*exactness, one.variant.num_gpus, one.host_bytes, one.step_s)
 
 
 def _is_clear(plan: Candidate, checked: Checked, best: Candidate, best_bytes: int) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from oomph.verbs.plan_lines import Failed, Lines, Unrehearsed
-from oomph.verbs.rehearsals import CannotBePutOn, footprint_of_one, in_words
+from oomph.verbs.plan_lines import Failed, Lines
+from oomph.verbs.rehearsals import CannotBePutOn, Unrehearsed, footprint_of_one, in_words
 
 if TYPE_CHECKING:
     from oomph.planning.search import Checked

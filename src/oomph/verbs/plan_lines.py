@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oomph.verbs.rehearsals import Unrehearsed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -22,10 +24,6 @@ if TYPE_CHECKING:
 # is a fifth of what the error bar has for reasons without a name. Judgement.
 OFF_RATIO = 0.01
 _MANY = 4  # micro-batches, where each costs rehearsals of its own: then every other is left out
-
-
-class Unrehearsed(Exception):
-    """Something is needed that was not rehearsed, and there is nobody to rehearse it."""
 
 
 class Failed(Exception):

@@ -105,9 +105,9 @@ def plan_and_draw(
     from oomph.tracing.many import with_rehearser
     from oomph.training import apply
     from oomph.verbs import kept_rehearsals
-    from oomph.verbs.plan_lines import Unrehearsed
     from oomph.verbs.plan_search import Search
     from oomph.verbs.predictions import as_script, find_place
+    from oomph.verbs.rehearsals import Unrehearsed
     from oomph.verbs.targets import find_target
 
     target = find_target(gpu, gpu_memory)

@@ -191,6 +191,10 @@ def complete(
         _forget_what_torch_holds()
 
 
+class Unrehearsed(Exception):
+    """Something is needed that was not rehearsed, and there is nobody to rehearse it."""
+
+
 class CannotBePutOn(Exception):
     """A script does not run with a trick: that one is left out, and the error says why."""
 
@@ -205,8 +209,6 @@ def what_fails(rehearsed: Rehearsed, part: Family | Step, variant: Variant) -> I
 
     As it is, it has to train: an error then is the user's to know.
     """
-    from oomph.verbs.plan_lines import Unrehearsed
-
     try:
         yield
     except CannotBePutOn as error:
