@@ -112,6 +112,8 @@ def _praise(best: Plan, others: Sequence[Plan], facts: Facts) -> str:
     }[best.stability]
     if not faster:
         return f"the fastest that fits, and {kept}"
+    if best.stability != "changes" and faster[0].stability == "changes":
+        return f"{kept}; what you allowed would be faster, and is not needed"
     if faster[0].gpus > best.gpus:
         return f"the fastest on {_gpus(best.gpus)}, and {kept}"
     return f"hardly slower than the fastest that fits, with less changed: {kept}"

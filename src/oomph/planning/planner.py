@@ -19,6 +19,7 @@ from oomph.planning.search import (
     Checked,
     find_best,
     find_front,
+    unbeaten,
 )
 from oomph.planning.tricks import Lever, levers_beyond
 from oomph.records.plan import Preference, Stability, Trick
@@ -84,6 +85,8 @@ def search(
 
     best = find_best(candidates, check, limit_bytes, prefer)
     front = find_front(candidates, check, limit_bytes)
+    if best is not None:
+        best, front = unbeaten(best, check(best).device_bytes, front)
     return Found(
         best=None if best is None else best.variant,
         best_s=best.step_s if best is not None and isfinite(best.step_s) else None,
@@ -133,11 +136,31 @@ def _candidate(variant: Variant, known: Known, choices: Choices) -> Candidate:
         variant=variant,
         stability="changes" if is_other_batch else stability_of(levers, choices.changing),
         num_tricks=len(levers) + is_other_batch,
+        num_changes=num_changes(variant, choices),
+        num_inexact=num_inexact(variant, choices),
         # What takes nobody knows how long is never the fastest.
         step_s=inf if seconds is None else seconds * batch_size / variant.batch_size,
         least_bytes=known.least_bytes(variant),
         host_bytes=known.host_bytes(variant),
     )
+
+
+def num_changes(variant: Variant, choices: Choices) -> int:
+    """How much of training is changed by it: that many of its tricks had to be allowed."""
+    return _kept(variant, choices).count("changes")
+
+
+def num_inexact(variant: Variant, choices: Choices) -> int:
+    """How many of its tricks do not give the very same update."""
+    kept = _kept(variant, choices)
+    return len(kept) - kept.count("same")
+
+
+def _kept(variant: Variant, choices: Choices) -> list[Stability]:
+    """What each of its tricks keeps of training; another batch is one, too."""
+    levers = levers_beyond(choices.own, variant)
+    kept = [stability_of([lever], choices.changing) for lever in levers]
+    return kept if variant.batch_size == choices.batch_size else [*kept, "changes"]
 
 
 def stability_of(levers: Sequence[Lever], changing: frozenset[str] = frozenset()) -> Stability:

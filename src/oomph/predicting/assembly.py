@@ -168,6 +168,11 @@ def _unseen(reserved_bytes: int, how: How, card: Card) -> tuple[int, int]:
     )
 
 
+def unseen_above_bytes(reserved_bytes: int, how: How, card: Card) -> int:
+    """How far above a figure the truth may be, for reasons that have no name."""
+    return _unseen(reserved_bytes, how, card)[1]
+
+
 def _unseen_parts(how: How, card: Card) -> tuple[float, float, int]:
     """Shares of a figure, below and above, and bytes either way."""
     if card.is_emulated:

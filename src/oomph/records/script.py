@@ -97,6 +97,7 @@ class Seen:
     invented: tuple[Invented, ...]
     approximations: tuple[str, ...]
     has_stepped: bool  # False: no step was completed, and the peak is a lower bound
+    num_backwards: int = 1  # of the first whole step, of all optimizers together
     lines: tuple[Line, ...] = ()
     # A dimension is that of the tensors which the model is given, where no loader says the size.
     batch_from: Literal["loader", "first dimension", "second dimension"] | None = None

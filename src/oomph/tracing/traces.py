@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 # Two micro-steps are like any number: the third takes what the second took.
 MOST_MICRO_STEPS = 2
-_AFFINE_FROM = 2  # a micro-batch of 1 has another structure: torch drops dimensions of size 1
+# The micro-batches that others follow from. 1 has another structure: torch drops dimensions of
+# size 1.
+LINE = (2, 3)
 
 
 def kind_of(capability: tuple[int, int]) -> tuple[int, int]:
@@ -80,8 +82,8 @@ def _traced(
     variant = variant_for_batch(made.batch_size, wish)
     doubt = prepare_and_test(capability, apply)
     # What is worth offloading depends on its size.
-    is_line = variant.micro_batch >= _AFFINE_FROM and not (exactly or variant.offload_activations)
-    line = (_AFFINE_FROM, _AFFINE_FROM + 1) if is_line else ()
+    is_line = variant.micro_batch >= LINE[0] and not (exactly or variant.offload_activations)
+    line = LINE if is_line else ()
     sizes = tuple(dict.fromkeys((*line, variant.micro_batch)))
     steps = min(variant.accumulation, MOST_MICRO_STEPS)
     variants = [replace(variant, micro_batch=size, accumulation=steps) for size in sizes]

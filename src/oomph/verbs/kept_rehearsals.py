@@ -12,10 +12,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from oomph.records.workload import Keeps
-    from oomph.verbs.rehearsals import Rehearsed
+    from oomph.records.trace import Trace
+    from oomph.records.workload import Keeps, Variant
+    from oomph.tracing.traces import Wish
+    from oomph.verbs.rehearsals import Rehearsed, Rehearser
 
     # A workload's file and name, and what its loop is said to keep.
     Place = tuple[Path, str] | tuple[Path, str, Keeps | None]
@@ -82,6 +85,54 @@ def keep_replays(place: Place, capability: tuple[int, int], found: Rehearsed) ->
     }
     path = _path(place, capability)
     write(_beside(path), json.dumps(content).encode())
+
+
+def find_whole(
+    place: tuple[Path, str], capability: tuple[int, int], keeps: Keeps | None, variant: Variant
+) -> Trace | None:
+    """The rehearsal of one way to train, which a plan or a prediction made before."""
+    from oomph.errors import UsageError
+    from oomph.tracing import kept
+
+    try:
+        found = kept.find(place, _as_wish(variant, keeps), capability)
+    except UsageError:  # it is of another batch
+        return None
+    if found is None or (found.variant.accumulation > 1) != (variant.accumulation > 1):
+        return None
+    alike = (trace for trace in found.traces if trace.micro_batch == variant.micro_batch)
+    return next(alike, None)
+
+
+def keep_whole(
+    place: tuple[Path, str],
+    capability: tuple[int, int],
+    keeps: Keeps | None,
+    rehearser: Rehearser,
+    traces: Mapping[Variant, Trace],
+) -> None:
+    """Keep what a plan has rehearsed as a whole, where `oomph predict` looks for it."""
+    from oomph.tracing import kept
+    from oomph.tracing.traces import Traced
+
+    for variant, trace in traces.items():
+        traced = Traced(
+            variant=variant,
+            traces=(trace,),
+            files=rehearser.files,
+            batch_size=rehearser.batch_size,
+        )
+        kept.keep(place, _as_wish(variant, keeps), capability, traced)
+
+
+def _as_wish(variant: Variant, keeps: Keeps | None) -> Wish:
+    from dataclasses import fields
+
+    from oomph.records.workload import How
+    from oomph.tracing.traces import Wish
+
+    how = {field.name: getattr(variant, field.name) for field in fields(How)}
+    return Wish(micro_batch=variant.micro_batch, keeps=keeps, **how)
 
 
 def _find_replays(path: Path, hashes: list[str], found: Rehearsed) -> None:

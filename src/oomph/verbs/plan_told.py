@@ -121,7 +121,28 @@ def _not_borne(figures: Figures, compared: Sequence[Variant]) -> list[Rejected]:
         why = failed.get(family_of(variant)) or failed.get(step_of(variant))
         if why is not None:
             found.setdefault(why, in_words(variant))
-    return [Rejected(what=what, why=why) for why, what in found.items()]
+    return [
+        *(Rejected(what=what, why=why) for why, what in found.items()),
+        *_not_put_together(figures, compared),
+    ]
+
+
+def _not_put_together(figures: Figures, compared: Sequence[Variant]) -> list[Rejected]:
+    """What failed when it was compared, and how many ways it would have been."""
+    from oomph.records.plan import Rejected
+    from oomph.verbs.rehearsals import in_short, in_words
+
+    failed: dict[str, list[str]] = {}
+    for variant in compared:
+        why = figures.lines.why_failed(variant)
+        if why is not None:
+            failed.setdefault(in_short(why.error), []).append(in_words(variant))
+    return [
+        Rejected(
+            what=words[0] if len(words) == 1 else f"{len(words)} ways ({words[0]}, ...)", why=why
+        )
+        for why, words in failed.items()
+    ]
 
 
 def _skipped(searched: Searched) -> list[Rejected]:
@@ -129,7 +150,9 @@ def _skipped(searched: Searched) -> list[Rejected]:
 
     if not searched.num_skipped:
         return []
-    is_enough = "they only save memory, and without them something as fast fits: --prefer memory"
+    is_enough = (
+        "they only save memory, and are too large or no faster than what fits: --prefer memory"
+    )
     why = is_enough if searched.found.is_certain else "what they save would not be enough"
     which = "with offload or the optimizer in backward"
     if len(searched.choices.shardings) > 1:

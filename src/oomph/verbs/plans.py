@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from oomph.records.script import Script
     from oomph.records.workload import Keeps, Workload
     from oomph.verbs.plan_search import Drawn
-    from oomph.verbs.rehearsals import Asked
+    from oomph.verbs.rehearsals import Asked, Rehearsed, Rehearser
     from oomph.verbs.targets import Target
 
     Say = Callable[[str], None]
@@ -108,9 +109,9 @@ def plan_and_draw(
     from oomph.tracing.many import with_rehearser
     from oomph.training import apply
     from oomph.verbs import kept_rehearsals
-    from oomph.verbs.plan_lines import Unrehearsed
     from oomph.verbs.plan_search import Search
     from oomph.verbs.predictions import as_script, find_place
+    from oomph.verbs.rehearsals import Unrehearsed
     from oomph.verbs.targets import find_target
 
     target = find_target(gpu, gpu_memory)
@@ -134,10 +135,12 @@ def plan_and_draw(
     place = find_place(workload)
     capability = traces.kind_of(target.capability)
     name = workload if isinstance(workload, str) else "workload"
-    search = Search(asked, target, name, say or (lambda _: None), draws=draws)
-    keeps = asked.keeps
+    say, keeps = say or (lambda _: None), asked.keeps
     if not isinstance(place, tuple):
+        search = Search(asked, target, name, say, draws=draws)
         return with_rehearser(place, capability, apply, search.run, keeps=keeps)[0]
+    recall = functools.partial(kept_rehearsals.find_whole, place, capability, keeps)
+    search = Search(asked, target, name, say, draws=draws, recall=recall)
     entry = (*place, keeps)
     known = kept_rehearsals.find(entry, capability)
     if known is not None:
@@ -150,9 +153,14 @@ def plan_and_draw(
             if len(known.replays) + len(known.weighed) > num_known:
                 kept_rehearsals.keep_replays(entry, capability, known)
             return drawn
-    drawn, rehearsed = with_rehearser(
-        place, capability, apply, lambda r: search.run(r, known), keeps=keeps
-    )
+
+    def run(rehearser: Rehearser) -> tuple[Drawn, Rehearsed]:
+        found = search.run(rehearser, known)
+        anew = search.figures.rehearsed_anew
+        kept_rehearsals.keep_whole(place, capability, keeps, rehearser, anew)
+        return found
+
+    drawn, rehearsed = with_rehearser(place, capability, apply, run, keeps=keeps)
     kept_rehearsals.keep(entry, capability, rehearsed)
     return drawn
 

@@ -272,12 +272,12 @@ def find_place(workload: Workload | str) -> Workload | tuple[Path, str]:
 
 def _at_micro_batch(traced: Traced) -> Trace | None:
     """The trace for the micro-batch that was asked for; None if no line goes through them."""
-    from oomph.predicting.scaling import NotAffine, affine
+    from oomph.predicting.scaling import NotAffine, affine, ordered
 
     wanted = traced.variant.micro_batch
     itself = next((trace for trace in traced.traces if trace.micro_batch == wanted), None)
     if itself is not None:
-        return itself
+        return ordered(itself)
     try:
         line = affine(*traced.traces[:2])
         far = traced.traces[-1]

@@ -149,6 +149,8 @@ class ScriptRehearser:
         from oomph.running.failures import NoSandbox
         from oomph.verbs.rehearsals import CannotBePutOn
 
+        if "accumulation" in self.refused and self.given.accumulation == 1:
+            variant = replace(variant, accumulation=1)
         overrides = self._overrides(variant)
         if overrides == Overrides(first=self.seen):
             return self.first.trace
@@ -224,7 +226,25 @@ def refused_by(seen: Seen) -> dict[str, str]:
         found |= dict.fromkeys(
             ("8-bit-optimizer", "fused-optimizer", "for-loop-optimizer", "adafactor", "sgd"), why
         )
+    why_whole = _why_not_added_up(seen)
+    if why_whole is not None:
+        found["accumulation"] = why_whole
     return found
+
+
+def _why_not_added_up(seen: Seen) -> str | None:
+    """Why a step of the script cannot be made of several of its steps; None if it can."""
+    if seen.num_optimizers > 1:
+        return (
+            f"the script has {seen.num_optimizers} optimizers: which gradients each of them adds up"
+            " is the script's to say"
+        )
+    if seen.num_backwards > (seen.accumulation or 1):
+        return (
+            f"the script calls backward {seen.num_backwards} times for one batch: it cannot be told"
+            " from outside what is to be added up"
+        )
+    return None
 
 
 @contextlib.contextmanager

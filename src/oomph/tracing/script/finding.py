@@ -92,6 +92,7 @@ class Observed:
             accumulation=_accumulation(loop) if num_steps else None,
             num_optimizer_steps=num_steps,
             num_optimizers=len(loop.stepping()),
+            num_backwards=max(loop.backwards_of_step[0], 1),
             precision=self._precision(parameters),
             checkpointing=self._checkpointing(),
             uses_compile=COMPILE in self.approximations,
