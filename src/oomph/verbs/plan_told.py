@@ -77,6 +77,7 @@ def _facts(workload: str, asked: Asked, figures: Figures, searched: Searched) ->
         fastest_s=searched.found.fastest_s,
         changing=searched.found.changing,
         own=searched.choices.own,
+        coupled_micro_batch=searched.choices.coupled_micro_batch,
         prefer=asked.prefer,
         batch_norm_names=possible.batch_norm_names,
         has_dropout=possible.has_dropout,
