@@ -135,6 +135,15 @@ def test_a_loss_that_compares_examples_is_not_divided_without_consent(tmp_path: 
     assert "same" not in allowed
 
 
+def test_no_largest_micro_batch_is_told_where_pairs_of_examples_would_outgrow_it(
+    tmp_path: Path,
+) -> None:
+    workload = file_with("among_pairs(model(batch), 1)", tmp_path)
+    plans = oomph.plan(workload, gpu=GPU, batch_size=8)
+    assert plans.fits_as_is == "yes"
+    assert plans.largest_micro_batch is None
+
+
 def test_what_another_question_found_to_be_no_line_is_not_told_here(tmp_path: Path) -> None:
     workload = file_with(ODD_IN_FP16, tmp_path)
     both = whys(oomph.plan(workload, gpu=GPU, gpu_memory="900MiB"))

@@ -177,11 +177,16 @@ def _without_a_line(figures: Figures, compared: Sequence[Variant]) -> list[Rejec
 
 
 def _largest_as_is(figures: Figures) -> int | None:
-    """The largest micro-batch that fits as the workload was given."""
+    """The largest micro-batch that fits as the workload was given; None where that is unknown.
+
+    Far beyond what was rehearsed, what has an entry for each pair of examples is the most.
+    """
+    from oomph.verbs.rehearsals import pairs_in
+
     as_given, lines = figures.as_is.variant, figures.lines
     if figures.as_is.fits != "yes" or lines.points or as_given.micro_batch == 1:
         return None
-    if not lines.knows(as_given) or not lines.holds(as_given):
+    if pairs_in(figures.rehearsed) or not lines.knows(as_given) or not lines.holds(as_given):
         return None
 
     def fits(micro_batch: int) -> bool:

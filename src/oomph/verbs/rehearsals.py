@@ -109,7 +109,7 @@ def choices_of(
         refused={**_refused_by_attention(rehearsed), **rehearsed.refused},
         precision="fp32" if rehearsed.given is None else rehearsed.given.precision,
         checked=asked.checked,
-        pairs_at=_pairs_in(rehearsed),
+        pairs_at=pairs_in(rehearsed),
         own_micro_batch=_own_micro_batch(rehearsed, asked),
     )
     found = choices_for(question, ("selective", "blocks"))
@@ -133,7 +133,7 @@ def _own_micro_batch(rehearsed: Rehearsed, asked: Asked) -> int | None:
     return given.micro_batch if given and is_divided and is_own_batch else None
 
 
-def _pairs_in(rehearsed: Rehearsed) -> str | None:
+def pairs_in(rehearsed: Rehearsed) -> str | None:
     """Where examples are compared with one another, as far as lines were rehearsed."""
     lines = (found for family, found in rehearsed.families.items() if not family.only_at)
     return next(filter(None, (line.place_of_pairs() for line in lines)), None)
