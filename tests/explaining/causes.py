@@ -530,6 +530,21 @@ CAUSES: Sequence[Cause] = (
         unsaid=LARGER,
     ),
     Cause(
+        name="spilling that begins during the run",
+        shows="after 200 s the memory is full, PCIe is at 90 %, and steps take four times as long",
+        make=lambda: simulated(
+            Training(step_s=lambda now_s: 0.4 if now_s < 200 else 1.6),
+            gpu_figures={
+                "used": 0.99 * TOTAL_BYTES,
+                "received_bytes": lambda now_s: int((0.02 if now_s < 200 else 0.9) * LINK),
+                "sent_bytes": lambda now_s: int((0.01 if now_s < 200 else 0.9) * LINK),
+            },
+        ),
+        verdict="spill",
+        silent=("busy", "narrow-kernels", "head-room", "pcie-bound"),
+        unsaid=(*LARGER, "what grows with each step"),
+    ),
+    Cause(
         name="transfers over PCIe",
         shows="PCIe is at 85 % one way, memory is half empty",
         make=lambda: simulated(

@@ -99,7 +99,7 @@ def test_where_no_family_is_a_line_some_micro_batches_are_rehearsed_and_compared
     loss: str, memory: str, tmp_path: Path
 ) -> None:
     workload = file_with(loss, tmp_path)
-    plans = oomph.plan(workload, gpu=GPU, gpu_memory=memory)
+    plans = oomph.plan(workload, gpu=GPU, gpu_memory=memory, allow=["accumulation"])
     assert plans.best is not None
     assert plans.best.fits == "yes"
     assert all(plan.batch_size == 64 for plan in plans)
@@ -121,6 +121,29 @@ def test_a_family_that_a_rehearsal_far_away_refutes_is_left_out_and_no_plan_is_w
     assert_true(plans, workload)
 
 
+def test_a_loss_that_compares_examples_is_not_divided_without_consent(tmp_path: Path) -> None:
+    workload = file_with(FEWER_PAIRS, tmp_path)
+    ask = functools.partial(
+        oomph.plan, workload, gpu=GPU, gpu_memory="900MiB", forbid=["fp16", "checkpointing"]
+    )
+    assert "examples are compared with one another (aten.mm)" in whys(ask())["accumulation"]
+    assert all(plan.variant.accumulation == 1 for plan in ask())
+    allowed = [
+        plan.variant.accumulation > 1 and plan.stability for plan in ask(allow=["accumulation"])
+    ]
+    assert "changes" in allowed
+    assert "same" not in allowed
+
+
+def test_no_largest_micro_batch_is_told_where_pairs_of_examples_would_outgrow_it(
+    tmp_path: Path,
+) -> None:
+    workload = file_with("among_pairs(model(batch), 1)", tmp_path)
+    plans = oomph.plan(workload, gpu=GPU, batch_size=8)
+    assert plans.fits_as_is == "yes"
+    assert plans.largest_micro_batch is None
+
+
 def test_what_another_question_found_to_be_no_line_is_not_told_here(tmp_path: Path) -> None:
     workload = file_with(ODD_IN_FP16, tmp_path)
     both = whys(oomph.plan(workload, gpu=GPU, gpu_memory="900MiB"))
@@ -133,7 +156,7 @@ def test_what_another_question_found_to_be_no_line_is_not_told_here(tmp_path: Pa
 
 def test_micro_batches_of_one_example_need_no_line(tmp_path: Path) -> None:
     workload = file_with(PAIRS.replace("65536", str(1 << 24)), tmp_path)
-    plans = oomph.plan(workload, gpu=GPU, gpu_memory="800MiB", batch_size=8)
+    plans = oomph.plan(workload, gpu=GPU, gpu_memory="800MiB", batch_size=8, allow=["accumulation"])
     assert plans.best is not None
     assert plans.best.micro_batch == 1
     assert plans.best.batch_size == 8

@@ -107,3 +107,39 @@ def test_two_backwards_of_one_batch_are_not_taken_for_accumulation(tmp_path: Pat
     whys = {one.what: one.why for one in plans.rejected}
     assert "backward 2 times" in whys["accumulation"]
     assert all(plan.accumulate == 1 for plan in plans)
+
+
+# BatchNorm sees eight examples at a time, and sixteen make a step.
+NORMED = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+model = nn.Sequential(
+    nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    nn.Linear(32, 10),
+).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+data = TensorDataset(torch.rand(64, 3, 32, 32), torch.randint(10, (64,)))
+for i, (x, y) in enumerate(DataLoader(data, batch_size=8)):
+    (nn.functional.cross_entropy(model(x.cuda()), y.cuda()) / 2).backward()
+    if i % 2:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_what_batch_norm_sees_in_a_script_that_accumulates_stays_as_it_is(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(NORMED)
+    plans = oomph.plan(str(script), gpu=GPU)
+    assert plans.best is not None
+    assert plans.best.tricks == ()
+    assert {(one.variant.micro_batch, one.variant.accumulation) for one in plans} == {(8, 2)}
+    why = next(one.why for one in plans.rejected if one.what == "accumulation")
+    assert "would see other than 8 examples at a time" in why
+    allowed = oomph.plan(str(script), gpu=GPU, allow=["accumulation"])
+    assert allowed.best is not None
+    assert allowed.best.variant.micro_batch == 8
+    of_others = {one.stability for one in allowed if one.variant.micro_batch != 8}
+    assert of_others <= {"changes"}

@@ -54,7 +54,14 @@ WITHHELD: Mapping[str, tuple[FindingKind | Fact, ...]] = {
     PREFETCH_MORE: ("swapping", "host-leak", "hang"),
     EVALUATE_LESS: ("hang",),
     # These slow steps down by themselves.
-    FIND_WHAT_GROWS: ("throttled", "shared-gpu", "host-contention", "cpu-limit", "swapping"),
+    FIND_WHAT_GROWS: (
+        "throttled",
+        "shared-gpu",
+        "host-contention",
+        "cpu-limit",
+        "swapping",
+        "spill",
+    ),
 }
 
 # ---- findings --------------------------------------------------------------------------------

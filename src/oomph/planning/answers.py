@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from oomph.planning.planned import Planned
-from oomph.planning.planner import stability_of, tricks_of
+from oomph.planning.planner import is_coupled_otherwise, own_of, stability_of, tricks_of
 from oomph.planning.tricks import levers_beyond
 from oomph.records.plan import Plan, Preference, Shortfall, Trick
 from oomph.records.prediction import Prediction
@@ -35,6 +35,7 @@ class Facts:
     batch_size: int
     rate_advice: Callable[[float], str]  # for a batch that is so many times the given one
     own: frozenset[str] = frozenset()  # tricks that are on as it was given
+    coupled_micro_batch: int | None = None  # as given, where another one changes training
 
 
 def plan_of(
@@ -43,16 +44,17 @@ def plan_of(
     """A variant as a plan, before it is told apart from the others."""
     ratio = variant.batch_size / facts.batch_size
     is_other_batch = variant.batch_size != facts.batch_size
+    own = own_of(variant, facts)
     other_batch = [_other_batch(variant.batch_size, facts)] if is_other_batch else []
     return Planned(
         gpu=prediction.gpu,
         workload=facts.workload,
         variant=variant,
         prediction=prediction,
-        tricks=(*tricks_of(variant, facts.changing, facts.own), *other_batch),
+        tricks=(*tricks_of(variant, facts.changing, own), *other_batch),
         stability="changes"
-        if is_other_batch
-        else stability_of(levers_beyond(facts.own, variant), facts.changing),
+        if is_other_batch or is_coupled_otherwise(variant, facts)
+        else stability_of(levers_beyond(own, variant), facts.changing),
         relative_time=None if seconds is None else seconds / ratio / facts.fastest_s,
         recommended=False,
         why="",
@@ -163,7 +165,7 @@ def caveats(best: Plan | None, facts: Facts, seconds: Seconds) -> tuple[str, ...
 
 
 def _of_accumulation(variant: Variant, seconds: Seconds, facts: Facts) -> str | None:
-    if variant.accumulation == 1:
+    if variant.accumulation == 1 or variant.micro_batch == facts.coupled_micro_batch:
         return None
     whole = replace(variant, micro_batch=variant.micro_batch * variant.accumulation, accumulation=1)
     here, at_once = seconds(variant), seconds(whole)
@@ -173,6 +175,8 @@ def _of_accumulation(variant: Variant, seconds: Seconds, facts: Facts) -> str | 
     if facts.batch_norm_names:
         layers = len(facts.batch_norm_names)
         return f"{cost}; {layers} BatchNorm layers see {variant.micro_batch} examples at a time"
+    if "accumulation" in facts.changing:
+        return f"{cost}; the loss compares {variant.micro_batch} examples with one another"
     return f"{cost}; no BatchNorm: the update is the same"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
+from typing import Protocol
 
 from oomph.errors import UsageError
 from oomph.planning.choices import Choices, variants
@@ -129,12 +130,12 @@ def varied(
 
 
 def _candidate(variant: Variant, known: Known, choices: Choices) -> Candidate:
-    levers, seconds = levers_beyond(choices.own, variant), known.seconds(variant)
-    batch_size = choices.batch_size
+    levers = levers_beyond(own_of(variant, choices), variant)
+    batch_size, seconds = choices.batch_size, known.seconds(variant)
     is_other_batch = variant.batch_size != batch_size
     return Candidate(
         variant=variant,
-        stability="changes" if is_other_batch else stability_of(levers, choices.changing),
+        stability=max(_kept(variant, choices), key=STABILITIES.index, default="same"),
         num_tricks=len(levers) + is_other_batch,
         num_changes=num_changes(variant, choices),
         num_inexact=num_inexact(variant, choices),
@@ -158,9 +159,29 @@ def num_inexact(variant: Variant, choices: Choices) -> int:
 
 def _kept(variant: Variant, choices: Choices) -> list[Stability]:
     """What each of its tricks keeps of training; another batch is one, too."""
-    levers = levers_beyond(choices.own, variant)
+    levers = levers_beyond(own_of(variant, choices), variant)
     kept = [stability_of([lever], choices.changing) for lever in levers]
-    return kept if variant.batch_size == choices.batch_size else [*kept, "changes"]
+    is_other = variant.batch_size != choices.batch_size or is_coupled_otherwise(variant, choices)
+    return [*kept, "changes"] if is_other else kept
+
+
+class _AsGiven(Protocol):
+    @property
+    def own(self) -> frozenset[str]: ...
+    @property
+    def coupled_micro_batch(self) -> int | None: ...
+
+
+def own_of(variant: Variant, given: _AsGiven) -> frozenset[str]:
+    """What is no trick of a variant, because it was so before."""
+    is_split_alike = variant.micro_batch == given.coupled_micro_batch
+    return given.own | {"accumulation"} if is_split_alike else given.own
+
+
+def is_coupled_otherwise(variant: Variant, given: _AsGiven) -> bool:
+    """Whether other examples meet in it, though it accumulates no more: 16 x 1 for 8 x 2."""
+    own = given.coupled_micro_batch
+    return own is not None and variant.micro_batch != own and variant.accumulation == 1
 
 
 def stability_of(levers: Sequence[Lever], changing: frozenset[str] = frozenset()) -> Stability:

@@ -77,6 +77,7 @@ def _facts(workload: str, asked: Asked, figures: Figures, searched: Searched) ->
         fastest_s=searched.found.fastest_s,
         changing=searched.found.changing,
         own=searched.choices.own,
+        coupled_micro_batch=searched.choices.coupled_micro_batch,
         prefer=asked.prefer,
         batch_norm_names=possible.batch_norm_names,
         has_dropout=possible.has_dropout,
@@ -176,11 +177,16 @@ def _without_a_line(figures: Figures, compared: Sequence[Variant]) -> list[Rejec
 
 
 def _largest_as_is(figures: Figures) -> int | None:
-    """The largest micro-batch that fits as the workload was given."""
+    """The largest micro-batch that fits as the workload was given; None where that is unknown.
+
+    Far beyond what was rehearsed, what has an entry for each pair of examples is the most.
+    """
+    from oomph.verbs.rehearsals import pairs_in
+
     as_given, lines = figures.as_is.variant, figures.lines
     if figures.as_is.fits != "yes" or lines.points or as_given.micro_batch == 1:
         return None
-    if not lines.knows(as_given) or not lines.holds(as_given):
+    if pairs_in(figures.rehearsed) or not lines.knows(as_given) or not lines.holds(as_given):
         return None
 
     def fits(micro_batch: int) -> bool:

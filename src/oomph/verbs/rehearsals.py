@@ -109,6 +109,8 @@ def choices_of(
         refused={**_refused_by_attention(rehearsed), **rehearsed.refused},
         precision="fp32" if rehearsed.given is None else rehearsed.given.precision,
         checked=asked.checked,
+        pairs_at=pairs_in(rehearsed),
+        own_micro_batch=_own_micro_batch(rehearsed, asked),
     )
     found = choices_for(question, ("selective", "blocks"))
     return replace(found, least_micro_batch=min(least_micro_batch, question.batch_size))
@@ -122,6 +124,19 @@ def _refused_by_attention(rehearsed: Rehearsed) -> dict[str, str]:
         if isinstance(part, Family) and part.attention == "sdpa" and _is_plain(part):
             return {"sdpa": why}
     return {}
+
+
+def _own_micro_batch(rehearsed: Rehearsed, asked: Asked) -> int | None:
+    given = rehearsed.given
+    is_divided = given is not None and given.accumulation > 1 and rehearsed.adds_up
+    is_own_batch = asked.batch_size in (None, rehearsed.batch_size)
+    return given.micro_batch if given and is_divided and is_own_batch else None
+
+
+def pairs_in(rehearsed: Rehearsed) -> str | None:
+    """Where examples are compared with one another, as far as lines were rehearsed."""
+    lines = (found for family, found in rehearsed.families.items() if not family.only_at)
+    return next(filter(None, (line.place_of_pairs() for line in lines)), None)
 
 
 def _is_plain(family: Family) -> bool:

@@ -46,15 +46,18 @@ WAYS = {
 }
 
 
+@pytest.mark.parametrize("wanted", [1, 3])
 @pytest.mark.parametrize("way", list(WAYS))
-def test_what_the_loop_makes_on_the_gpu_has_the_batch_asked_for(tmp_path: Path, way: str) -> None:
+def test_what_the_loop_makes_on_the_gpu_has_the_batch_asked_for(
+    tmp_path: Path, way: str, wanted: int
+) -> None:
     makes_x, makes_y = WAYS[way]
     text = TRAIN.replace("MAKES_X", makes_x).replace("MAKES_Y", makes_y)
     _, as_it_is = rehearsed(tmp_path, text)
     assert as_it_is.micro_batch == 8
-    trace, seen = rehearsed(tmp_path, text, micro_batch=3, first=as_it_is)
-    assert seen.micro_batch == 3
-    written, _ = rehearsed(tmp_path, text.replace("B = 8", "B = 3"))
+    trace, seen = rehearsed(tmp_path, text, micro_batch=wanted, first=as_it_is)
+    assert (seen.micro_batch, seen.batch_doubt) == (wanted, None)
+    written, _ = rehearsed(tmp_path, text.replace("B = 8", f"B = {wanted}"))
     assert find_peak(trace).live_bytes == find_peak(written).live_bytes
 
 

@@ -128,15 +128,19 @@ class BatchSize:
         )
 
 
-def with_batch(seen: Seen, loop: Loop, loaders: Loaders) -> Seen:
-    """Seen, with the examples of a batch and who says so; or why nobody does."""
+def with_batch(seen: Seen, loop: Loop, loaders: Loaders, asked: BatchSize) -> Seen:
+    """Seen, with the examples of a batch and who says so; or why nobody does.
+
+    One row may be anything, except where a batch of known size was made one example.
+    """
     loader, rows = seen.loader, seen.num_rows
     size = None if loader is None else loader.batch_size
     if loader is not None and size is not None and not _is_cut(size, rows, loop, loaders, loader):
         return replace(seen, micro_batch=size, batch_from="loader")
     if loader is not None and loaders.is_uneven(loader):
         return replace(seen, batch_doubt=_UNEVEN)
-    if rows is None or rows == 1:
+    is_made_one = asked.wanted == 1 and asked.given is not None
+    if rows is None or (rows == 1 and not is_made_one):
         return replace(seen, batch_doubt=_NO_TENSOR if rows is None else _ROW)
     return replace(seen, micro_batch=rows, batch_from=loop.given.dimension)
 

@@ -171,7 +171,8 @@ class Rehearsal:
         if not self.recorder.events:
             self.approximate(NO_GPU)
         loader, invented = self.loaders.feeding, self.recorder.inventions.records()
-        seen = with_batch(self.observed.seen(loop, loader, invented), loop, self.loaders)
+        seen = self.observed.seen(loop, loader, invented)
+        seen = with_batch(seen, loop, self.loaders, self.batch_size)
         self.batch_size.check(seen)
         batches = [
             Line(what="batch", file=file, line=line)
