@@ -33,7 +33,7 @@ from oomph.stability.randomness import Drawing, Draws, Redrawing, WithoutHiddenD
 from oomph.stability.trial import Widened
 from oomph.stability.whereabouts import Whereabouts
 from oomph.training import examples
-from oomph.training.division import Division
+from oomph.training.division import Division, named_by
 from oomph.training.examples import Dims
 from oomph.training.out_of_memory import is_out_of_memory
 from oomph.training.recovery import release
@@ -166,7 +166,7 @@ class _Found:
     unknown: str | None = None  # why nothing can be told
     error: BaseException | None = None  # the model does not take such pieces
     is_forward_only: bool = False
-    buffers: list[str] = field(default_factory=list)  # that each forward changes
+    written: list[str] = field(default_factory=list)  # what each forward changes
     whole: _Whole | None = None
 
 
@@ -197,6 +197,7 @@ class SplitCheck:
         self._on_difference, self._around = on_difference, around
         self._said: set[str] = set()
         self._is_found = False  # the weight, by a check before
+        self._was_single = False  # a batch that told nothing: others like it are not asked
         self._known: set[Any] = set()  # kinds of batches that were checked
         self._num_checked, self.is_postponed = 0, False  # until it is known what fits
         self._rivals: list[Weight] = []  # that count the same as the weight, so far
@@ -209,11 +210,17 @@ class SplitCheck:
             bool(self._rivals) or _kind_of(batch) not in self._known
         )
 
-    def is_due_for(self, batch: Any, sizes: list[int]) -> bool:
-        """The same, of a batch that is to be run in pieces of these sizes."""
+    def is_due_for(
+        self, batch: Any, sizes: list[int], others: Sequence[tuple[Any, int]] = ()
+    ) -> bool:
+        """The same, of a batch that is to be run in pieces of these sizes.
+
+        others: batches that are accumulated with it, and their examples.
+        """
         if _kind_of(batch) not in self._known:
-            return True
-        pieces = self._division.pieces(batch, sizes)
+            return not (self._was_single and sum(sizes) < 2)
+        pieces = [*self._division.pieces(batch, sizes), *(data for data, _ in others)]
+        sizes = [*sizes, *(num for _, num in others)]
         mine = shares(self._division.weights(pieces, sizes))
         return any(_differ(mine, rival, pieces, sizes) for rival in self._rivals)
 
@@ -237,7 +244,9 @@ class SplitCheck:
             return
         self._settle(found, where)
         self._num_checked += 1
-        self._known.add(_kind_of(batch))
+        self._was_single |= found.unknown == _IS_SINGLE
+        if found.unknown != _IS_SINGLE:  # else the next that has more examples tells
+            self._known.add(_kind_of(batch))
         if self._rivals and self._num_checked >= _MOST_CHECKS:
             self._rivals = []
             self._say(
@@ -383,7 +392,8 @@ class SplitCheck:
             self._rollback.undo,
             is_forward_only=found.is_forward_only,
         )
-        versions = _versions(self._model)
+        for parameter in self._rollback.parameters():
+            parameter.grad = None  # not those that came with a checkpoint, or were there before
         other_rngs = rng_states("cpu", keeps_other_rngs=True)[1:]
         if is_other_seed:
             _seed(1)
@@ -392,7 +402,7 @@ class SplitCheck:
             if trial.error is None:
                 trial.gradient = self._sampled(trial)
                 trial.data = pieces[int(start > 0)]  # as it was before the user's code had it
-            found.buffers = _changed(versions, _versions(self._model))
+            found.written = self._rollback.written()
         finally:
             restore_rngs(other_rngs)
             self._rollback.undo()
@@ -406,7 +416,7 @@ class SplitCheck:
             around = self._around()
             if around is not None:
                 stack.enter_context(around)
-            stack.enter_context(_in_full_precision())
+            stack.enter_context(in_full_precision())
             if found.is_forward_only:
                 stack.enter_context(torch.no_grad())
             if not self._is_plain:
@@ -571,7 +581,7 @@ class SplitCheck:
         self._tell_of_norms()
         if found.is_exact:
             self._tell_of_dims(found)
-            self._tell_of_buffers(found)
+            self._tell_of_writes(found)
             self._tell_of_rounding(found)
             self._weigh(found)
             return
@@ -592,7 +602,7 @@ class SplitCheck:
         given, matches = self._division.weight, found.matches
         if given is not None:
             if any(weight is given for weight, _ in matches):
-                self._rivals = _rivals(found) if isinstance(given, str) else []
+                self._rivals = _rivals(found, _given(given)) if isinstance(given, str) else []
                 return
             others = [said for _, said in matches]
             says = f"the loss is a mean over {others[0]}" if others else "it is something else"
@@ -610,18 +620,43 @@ class SplitCheck:
                 _COUNT,
             )
             return
-        weight, said = matches[0]
+        weight, said = self._as_before(found) or matches[0]
+        self._rivals = [] if said in found.read else _rivals(found, said)
         if callable(weight) and said not in found.read:
             weight = _of_some(weight, said)
-        self._division.set_weight(weight)
+        self._division.set_weight(weight, said)
         self._is_found = True
-        self._rivals = [] if said in found.read else _rivals(found)
         if weight == "mean":
             return
         if weight == "sum":
             self._say("the loss is a sum over examples: the pieces of a batch are added up")
         else:
             self._say(f"the loss is a mean over {said}: pieces of a batch are weighted by these")
+
+    def _as_before(self, found: _Found) -> tuple[Weight, str] | None:
+        """What batches counted by before a checkpoint, if this one may count by it, too."""
+        alike: list[tuple[Weight, str]] = [(each.count, each.said) for each in found.alike]
+        before = self._division.by_before
+        return next((m for m in [*found.matches, *alike] if named_by(*m) == before), None)
+
+    def tell_of_doubt(
+        self, batch: Any, sizes: list[int], others: Sequence[tuple[Any, int]]
+    ) -> None:
+        """Where batches that were checked one by one could count otherwise beside each other."""
+        if _kind_of(batch) in self._known and self.is_due_for(batch, sizes, others):
+            self._say(
+                "what the loss divides by cannot be told for certain, and batches that are"
+                f" accumulated count by {self._division.by}. Training differs if it is something"
+                " else: weight= says by what"
+            )
+
+    def tell_of_carried(self) -> None:
+        """Of batches before a checkpoint nobody can count anything else any more."""
+        if self._rivals:
+            self._say(
+                "what the loss divides by cannot be told for certain, and batches from before the"
+                f" checkpoint count by {self._division.by}. weight= says by what"
+            )
 
     def _differs(self, what: str, attempt: str) -> None:
         """Raises UsageError, unless it was told to go on."""
@@ -682,11 +717,12 @@ class SplitCheck:
                 " oomph check does, in fp64"
             )
 
-    def _tell_of_buffers(self, found: _Found) -> None:
-        if found.buffers:
+    def _tell_of_writes(self, found: _Found) -> None:
+        if found.written:
+            rest = f" (and {len(found.written) - 1} more)" if len(found.written) > 1 else ""
             self._say(
-                f"the buffer {found.buffers[0]} changes in every forward: once for each piece of a"
-                " batch, and not once a step. Training differs a little from that of whole batches"
+                f"{found.written[0]}{rest} changes in every forward: once for each piece of a"
+                " batch, and not once a step. Training differs from that of whole batches"
             )
 
 
@@ -696,12 +732,13 @@ def _cuts(total: int) -> list[int]:
     return list(dict.fromkeys(max(at, 1) for at in wanted))
 
 
-def _rivals(found: _Found) -> list[Weight]:
+def _rivals(found: _Found, mine: str) -> list[Weight]:
     """What counts the same here, and may not in another batch."""
-    others: list[Weight] = [weight for weight, _ in found.matches[1:] if weight != "sum"]
+    others: list[Weight] = [w for w, said in found.matches if said != mine and w != "sum"]
     if all(weight != "mean" for weight, _ in found.matches):
         return others
-    return [*others, *(each.count for each in found.alike if each.is_of_labels)]
+    may_differ = [each for each in found.alike if each.is_of_labels or each.is_read]
+    return [*others, *(each.count for each in may_differ)]
 
 
 def _differ(mine: Sequence[float], rival: Weight, pieces: Sequence[Any], sizes: list[int]) -> bool:
@@ -812,14 +849,6 @@ def _differences(rows: Any) -> Any:
     return torch.where(is_empty[1:] | is_empty[:-1], -1e3, apart)
 
 
-def _versions(model: Any) -> dict[str, Any]:
-    return {name: (id(b), b._version) for name, b in model.named_buffers() if b is not None}
-
-
-def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    return [name for name, version in after.items() if before.get(name) != version]
-
-
 def _seed(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
@@ -853,7 +882,7 @@ def _frozen_norms(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _in_full_precision() -> Iterator[None]:
+def in_full_precision() -> Iterator[None]:
     """No TF32, and no compiled code, which would be compiled anew for each size."""
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
