@@ -344,3 +344,20 @@ def test_a_piece_in_which_nothing_counts_is_no_reason_to_refuse() -> None:
     batch["labels"][:4] = -100
     ((whole, joined),) = figures(job, [batch], None, 3)
     assert joined == pytest.approx(whole, rel=1e-12)
+
+
+def test_what_training_found_and_doubts_is_found_anew() -> None:
+    """Batches without padding were trained on: a mean over examples, as far as they tell."""
+
+    def masked(model: Any, batch: Any) -> Any:
+        labels = batch["labels"]
+        losses = F.cross_entropy(model(batch["ids"]).mT, labels.clamp(min=0), reduction="none")
+        return (losses * (labels >= 0)).sum() / (labels >= 0).sum()
+
+    torch.manual_seed(0)
+    job = Job(Tagger().double(), masked, micro_batch=3)
+    job.step(full(6))
+    batch = padded(6)
+    batch["labels"] = torch.tensor([[1] * 5 + [-100] * 4] * 2 + [[2] + [-100] * 8] * 4)
+    ((whole, joined),) = figures(job, [batch], None, 2)
+    assert joined == pytest.approx(whole, rel=1e-12)

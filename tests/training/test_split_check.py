@@ -624,6 +624,39 @@ def test_gradients_of_a_checkpoint_that_count_otherwise_are_refused(data: list[l
         accumulated([masked(each) for each in data], of_masked, save_at=1)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_a_check_that_is_interrupted_is_done_again(error: Any) -> None:
+    """In the first batch all examples have as many words; the second tells, and is interrupted."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1).double()
+    other, num_calls, fails_at = copy.deepcopy(model), 0, 0
+
+    def loss(model: Any, batch: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == fails_at:
+            raise error
+        return of_masked(model, batch)
+
+    def made(model: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), 0.1)
+
+    data = [masked([2, 2, 2, 2]), masked([1, 2, 5, 4])]
+    step = oomph.Stepper(model, made(model), loss, micro_batch=2, say=lambda _: None)
+    step(data[0])
+    fails_at = num_calls + 2
+    with pytest.raises(error):
+        step(data[1])
+    step(data[1])
+    optimizer = made(other)
+    for batch in data:
+        optimizer.zero_grad()
+        of_masked(other, batch).backward()
+        optimizer.step()
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    assert max(float((a - b).detach().abs().max()) for a, b in pairs) < 1e-12
+
+
 def test_gradients_of_a_checkpoint_that_are_a_sum_are_flushed_as_a_sum() -> None:
     def summed(model: Any, batch: Any) -> Any:
         return (model(batch["x"]).squeeze(-1) - batch["y"]).square().sum()

@@ -642,7 +642,7 @@ def test_a_batch_within_another_is_refused() -> None:
     """Each would step with the gradients of both."""
     job = Job()
     first, second = batches(2)
-    pieces = job.step.micro(first)
+    pieces: Any = job.step.micro(first)
     with next(pieces) as micro:
         micro.backward(of_rows(job.model, micro.data))
     before = [parameter.detach().clone() for parameter in job.model.parameters()]

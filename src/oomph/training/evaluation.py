@@ -127,7 +127,7 @@ class Evaluation:
         """
         if len(done) == 1:
             return done[0][2]
-        key, known = getattr(function, "__func__", None), self._known_of(function)
+        key, known = (getattr(function, "__func__", None), weight), self._known_of(function)
         if key not in known or self._is_in_doubt(known[key], done):
             num = sum(num for _, num, _ in done)
             is_found = weight is None or function is not None

@@ -36,8 +36,11 @@ def find_weight(
     """
     first, second, both = telling_pieces(batch, num, split)
     losses = loss_of(first), loss_of(second)
-    rounded = {"is_rounded": is_rounded, "is_shifted": is_shifted}
-    return weights_in(first, second, losses, loss_of(both), **rounded)[0]
+    together = loss_of(both)
+    found = weights_in(
+        first, second, losses, together, is_rounded=is_rounded, is_shifted=is_shifted
+    )
+    return found[0]
 
 
 def weights_in(

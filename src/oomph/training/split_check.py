@@ -204,6 +204,11 @@ class SplitCheck:
         self._is_plain = False  # no looking at ops: something in the model does not take it
         self._tolerance, self._hard_tolerance = SAME_IN_FP32, SAME_IN_FP32
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Could a batch to come show that the weight that was found is another one?"""
+        return bool(self._rivals) and not self._division.is_given
+
     def is_due(self, batch: Any) -> bool:
         """Is this another kind of batch than those that were checked? Asked before each batch."""
         return self._on_difference != "ignore" and (
@@ -231,9 +236,22 @@ class SplitCheck:
         it stays due until it is known how many examples fit. Raises UsageError.
         """
         self._rollback.undo()
+        before = self._division.weight, self._division.by, self._rivals
         self._rivals = []
         if self._is_found:
             self._division.set_weight(None)
+        is_settled = False
+        try:
+            is_settled = yield from self._checked(batch, num, size, is_known_to_fit)
+        finally:
+            if not is_settled:  # what was known stays, and what was doubted
+                weight, by, self._rivals = before
+                self._division.set_weight(weight, by)
+
+    def _checked(
+        self, batch: Any, num: int, size: int, is_known_to_fit: bool
+    ) -> Generator[Trial, None, bool]:
+        """False if it is postponed."""
         with _frozen_norms(self._model):
             found = yield from self._found(batch, num, size)
             where = None
@@ -241,7 +259,7 @@ class SplitCheck:
                 where = yield from self._where(batch, found)
         self.is_postponed = found.unknown == _DOES_NOT_FIT and not is_known_to_fit
         if self.is_postponed:
-            return
+            return False
         self._settle(found, where)
         self._num_checked += 1
         self._was_single |= found.unknown == _IS_SINGLE
@@ -253,6 +271,7 @@ class SplitCheck:
                 "what the loss divides by cannot be told for certain: pieces of a batch count by"
                 f" {_given(self._division.weight or 'mean')}. weight= says by what"
             )
+        return True
 
     # ---- which way to cut ------------------------------------------------------------------------
 
