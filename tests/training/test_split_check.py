@@ -594,6 +594,27 @@ def test_weights_of_classes_that_are_alike_at_first_are_seen_when_they_differ() 
     assert found.apart < 1e-12
 
 
+def test_two_examples_that_fit_at_a_time_are_those_that_tell() -> None:
+    """Neighbours have as many words, but for two in the middle."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        if len(batch["x"]) > 2:
+            raise torch.OutOfMemoryError(MESSAGE)
+        return of_masked(model, batch)
+
+    torch.manual_seed(0)
+    batch = masked([3, 3, 3, 2, 2])
+    batch["ids"] = torch.tensor([[1, 0], [1, 1], [1, 1], [1, 1], [1, 1]])
+    model = nn.Linear(3, 1).double()
+    other, said = copy.deepcopy(model), list[str]()
+    step = oomph.Stepper(model, torch.optim.SGD(model.parameters(), 0.1), loss, say=said.append)
+    step(batch)
+    of_masked(other, batch).backward()
+    torch.optim.SGD(other.parameters(), 0.1).step()
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    assert max(float((a - b).detach().abs().max()) for a, b in pairs) < 1e-12
+
+
 def test_a_batch_of_one_example_does_not_end_the_looking() -> None:
     def summed(model: Any, batch: Any) -> Any:
         return (model(batch["x"]).squeeze(-1) - batch["y"]).square().sum()

@@ -322,7 +322,10 @@ class SplitCheck:
             found.at = self._telling(batch, found)
             yield from self._compared_here(batch, found, cuts)
             others = (0, found.num - total)
-            if found.matches and total < _MOST_EXAMPLES and found.num > total:
+            if found.matches and (at := self._doubtful(batch, found)) is not None:
+                found.at, found.matches = at, []
+                yield from self._compared_here(batch, found, cuts)
+            elif found.matches and total < _MOST_EXAMPLES and found.num > total:
                 # A few may not take the branch in which they meet: some others, too.
                 found.at = max(others, key=lambda at: abs(at - found.at))
                 yield from self._compared_here(batch, found, cuts[:1])
@@ -468,6 +471,23 @@ class SplitCheck:
         scores += self._nothing_counts(batch, found)
         at = int(scores.argmax()) + 1 - found.cut
         return min(max(at, 0), found.num - found.total)
+
+    def _doubtful(self, batch: Any, found: _Found) -> int | None:
+        """Where examples begin that tell apart what these could not; None if none do."""
+        weight, said = found.matches[0]
+        rivals = [] if said in found.read else _rivals(found, said)
+        if not rivals or found.num <= found.total:
+            return None
+        singles = self._division.pieces(batch, [1] * found.num, found.dims)
+        mine = [float(weigher(weight)(each, 1)) for each in singles]
+        for rival in rivals:
+            theirs = [float(weigher(rival)(each, 1)) for each in singles]
+            for at in range(found.num - 1):
+                here, there = slice(at, at + 2), theirs[at] * mine[at + 1]
+                is_counted = min(*mine[here], *theirs[here]) > 0
+                if is_counted and abs(there - theirs[at + 1] * mine[at]) > _SAME_SHARE:
+                    return min(max(at + 1 - found.cut, 0), found.num - found.total)
+        return None
 
     def _nothing_counts(self, batch: Any, found: _Found) -> Any:
         """Much less than 0 where an example counts nothing by the weight that was given."""
@@ -664,9 +684,8 @@ class SplitCheck:
         """Where batches that were checked one by one could count otherwise beside each other."""
         if _kind_of(batch) in self._known and self.is_due_for(batch, sizes, others):
             self._say(
-                "what the loss divides by cannot be told for certain, and batches that are"
-                f" accumulated count by {self._division.by}. Training differs if it is something"
-                " else: weight= says by what"
+                "what the loss divides by cannot be told for certain from this batch: pieces count"
+                f" by {self._division.by}. weight= says by what"
             )
 
     def tell_of_carried(self) -> None:

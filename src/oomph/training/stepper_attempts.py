@@ -229,7 +229,8 @@ class Attempts:
         self._undo_or_refuse()
         self._batches.count_again()
         others = [(b.data, b.num) for b in self._batches.opened if b is not batch]
-        self._check.tell_of_doubt(batch.data, [batch.num], others)
+        sizes = splitting.piece_sizes(batch.num, batch.size)
+        self._check.tell_of_doubt(batch.data, sizes, others)
         if self._batches.carried.num:
             self._check.tell_of_carried()
         return self._batches.opened
