@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as torch names it
 
 import oomph
 from oomph.errors import OomphError, UsageError
@@ -88,7 +89,7 @@ def same(one: Any, other: Any) -> bool:
 @given(num=st.integers(2, 13), most=st.integers(1, 6))
 def test_pieces_give_what_the_whole_gives(name: str, num: int, most: int) -> None:
     torch.manual_seed(0)
-    job = Job(mlp().double())
+    job = Job(mlp().double(), weight="mean")
     x, y = rows(num)
     batch = (x.double(), y)
     whole = job.step.evaluate(batch, RESULTS[name])
@@ -152,7 +153,7 @@ def test_what_has_been_run_is_not_run_again_and_the_size_is_remembered() -> None
     batch = torch.randn(11, 8), torch.arange(11)
     job.most = 5
     assert len(job.step.evaluate(batch, counting)) == 11
-    assert seen == list(range(11))
+    assert seen[:11] == list(range(11))  # then some of them, to try if they add up
     del job.sizes[:], seen[:]
     job.step.evaluate(batch, counting)
     assert max(job.sizes) == 1
@@ -190,3 +191,173 @@ def test_other_errors_are_the_users() -> None:
     with pytest.raises(ZeroDivisionError):
         job.step.evaluate(rows(4), lambda *_: 1 / 0)
     assert job.model.training
+
+
+# ---- what numbers are a mean of ----------------------------------------------------------------
+
+
+def of_each(model: Any, batch: Any) -> Any:
+    """The mean over examples of their means over tokens."""
+    losses = F.cross_entropy(model(batch["ids"]).mT, batch["labels"], reduction="none")
+    counts = batch["labels"] != -100
+    return ((losses * counts).sum(1) / counts.sum(1)).mean()
+
+
+def full(num: int) -> Any:
+    batch = padded(num)
+    return {**batch, "labels": torch.randint(0, 5, batch["labels"].shape)}
+
+
+def of_rare_classes(model: Any, batch: Any) -> Any:
+    weights = torch.tensor([1.0, 1.0, 1.0, 10.0], dtype=torch.float64)
+    return F.cross_entropy(model(batch[0]), batch[1], weight=weights)
+
+
+def by_hand(model: Any, batch: Any) -> Any:
+    """The same, of which torch's loss tells nothing."""
+    weights = torch.tensor([1.0, 1.0, 1.0, 10.0], dtype=torch.float64)[batch[1]]
+    losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    return (losses * weights).sum() / weights.sum()
+
+
+def figures(job: Job, batches: list[Any], function: Any, most: int) -> list[tuple[float, float]]:
+    """Of each batch as a whole and in pieces, in their order."""
+    wholes = [float(job.step.evaluate(batch, function)) for batch in batches]
+    job.most = most
+    return [
+        (one, float(job.step.evaluate(batch, function)))
+        for one, batch in zip(wholes, batches, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("function", [None, of_tokens, of_each])
+def test_what_a_number_is_a_mean_of_is_found_and_looked_at_again_where_batches_differ(
+    function: Any,
+) -> None:
+    """Batches without padding do not tell one mean from the other; those after them do."""
+    torch.manual_seed(0)
+    job = Job(Tagger().double(), of_tokens)
+    for whole, joined in figures(job, [full(8), full(7), padded(9), padded(5)], function, 3):
+        assert joined == pytest.approx(whole, rel=1e-12)
+
+
+def test_a_function_that_is_made_again_is_tried_again() -> None:
+    """What it closes over may be another: these two have the same code."""
+
+    def made(reduction: str) -> Any:
+        return lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction=reduction)
+
+    torch.manual_seed(0)
+    job = Job(mlp().double())
+    batch = (torch.randn(9, 8).double(), torch.randint(0, 4, (9,)))
+    for reduction in ("mean", "sum", "mean"):
+        job.most = 10**9
+        ((whole, joined),) = figures(job, [batch], made(reduction), 3)
+        assert joined == pytest.approx(whole, rel=1e-12)
+
+
+def test_weights_of_classes_are_read_off_the_loss_though_the_trial_has_none_that_differ() -> None:
+    torch.manual_seed(0)
+    job = Job(mlp().double())
+    batch = (torch.randn(8, 8).double(), torch.tensor([0, 1, 2, 1, 3, 3, 3, 3]))
+    ((whole, joined),) = figures(job, [batch], of_rare_classes, 3)
+    assert joined == pytest.approx(whole, rel=1e-12)
+
+
+def test_a_mean_over_something_unknown_is_refused_though_two_examples_do_not_tell() -> None:
+    torch.manual_seed(0)
+    job = Job(mlp().double())
+    batch = (torch.randn(8, 8).double(), torch.tensor([0, 1, 2, 3, 3, 3, 3, 3]))
+    job.most = 5
+    with pytest.raises(UsageError, match="do not give what the whole gives"):
+        job.step.evaluate(batch, by_hand)
+
+
+def test_numbers_in_a_dict_are_refused_unless_it_is_said_what_they_are_a_mean_of() -> None:
+    def both(model: Any, batch: Any) -> Any:
+        return {"loss": of_rows(model, batch), "right": (model(batch[0]).argmax(1) == batch[1])}
+
+    for weight in (None, "mean"):
+        torch.manual_seed(0)
+        job = Job(mlp(), weight=weight)
+        batch = rows(8)
+        whole = job.step.evaluate(batch, both)
+        job.most = 3
+        if weight is None:
+            with pytest.raises(UsageError, match="a mean of"):
+                job.step.evaluate(batch, both)
+        else:
+            found = job.step.evaluate(batch, both)
+            assert torch.equal(found["right"], whole["right"])
+            assert float(found["loss"]) == pytest.approx(float(whole["loss"]), rel=1e-5)
+
+
+class TimeFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.rnn(x)[0])
+
+
+@pytest.mark.parametrize("function", [None, lambda m, b: m(b[0])])
+def test_time_first_is_refused_or_right(function: Any) -> None:
+    def of_steps(model: Any, batch: Any) -> Any:
+        return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+    torch.manual_seed(0)
+    batch = torch.randn(7, 6, 8).double() * 3, torch.randint(0, 4, (7, 6))
+    job = Job(TimeFirst().double(), of_steps)
+    job.most = 3
+    with pytest.raises(UsageError):
+        job.step.evaluate(batch, function)
+    with pytest.raises(UsageError):  # it was not forgotten
+        job.step.evaluate(batch, function)
+    job = Job(TimeFirst().double(), of_steps, batch_dim=1)
+    whole = job.step.evaluate(batch)
+    job.model.register_forward_pre_hook(lambda _, args: _refuse(args[0].size(1) > 2))
+    assert float(job.step.evaluate(batch)) == pytest.approx(float(whole), rel=1e-12)
+
+
+def _refuse(is_too_large: bool) -> None:
+    if is_too_large:
+        raise torch.OutOfMemoryError(MESSAGE)
+
+
+def test_where_one_example_fits_at_a_time_a_number_needs_a_weight_and_rows_do_not() -> None:
+    torch.manual_seed(0)
+    job = Job(mlp().double())
+    batch = (torch.randn(5, 8).double(), torch.randint(0, 4, (5,)))
+    whole = job.step.evaluate(batch, lambda m, b: m(b[0]))
+    job.most = 1
+    with pytest.raises(UsageError, match="nobody can try"):
+        job.step.evaluate(batch)
+    assert same(whole, job.step.evaluate(batch, lambda m, b: m(b[0])))
+    assert any("nobody can try" in text for text in job.said)
+
+
+def test_a_piece_in_which_nothing_counts_is_no_reason_to_refuse() -> None:
+    torch.manual_seed(0)
+    job = Job(Tagger().double(), of_tokens)
+    batch = padded(9)
+    batch["labels"][:4] = -100
+    ((whole, joined),) = figures(job, [batch], None, 3)
+    assert joined == pytest.approx(whole, rel=1e-12)
+
+
+def test_what_training_found_and_doubts_is_found_anew() -> None:
+    """Batches without padding were trained on: a mean over examples, as far as they tell."""
+
+    def masked(model: Any, batch: Any) -> Any:
+        labels = batch["labels"]
+        losses = F.cross_entropy(model(batch["ids"]).mT, labels.clamp(min=0), reduction="none")
+        return (losses * (labels >= 0)).sum() / (labels >= 0).sum()
+
+    torch.manual_seed(0)
+    job = Job(Tagger().double(), masked, micro_batch=3)
+    job.step(full(6))
+    batch = padded(6)
+    batch["labels"] = torch.tensor([[1] * 5 + [-100] * 4] * 2 + [[2] + [-100] * 8] * 4)
+    ((whole, joined),) = figures(job, [batch], None, 2)
+    assert joined == pytest.approx(whole, rel=1e-12)

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch names it
 
 import oomph
 from oomph.errors import OomphError, UsageError
-from training.stepper_kinds import MESSAGE, OutOfMemoryAt
+from training.stepper_kinds import MESSAGE, OutOfMemoryAt, of_rows, rows
 
 NUM = 12
 # They draw other random numbers for pieces than for the whole: the same in the mean.
@@ -500,6 +500,7 @@ def test_memory_that_runs_out_while_it_looks_changes_nothing(points: list[int]) 
         injector.disarm()
         return update(factor)
 
+    updated.finish = update.finish  # type: ignore[attr-defined]
     step._attempts.update = updated  # type: ignore[assignment]
     with injector:
         for batch in data:
@@ -527,6 +528,206 @@ def test_batches_that_are_accumulated_are_weighted_by_what_they_count() -> None:
     pairs = zip(model.parameters(), other.parameters(), strict=True)
     assert max(float((a - b).detach().abs().max()) for a, b in pairs) < 1e-10
     assert any("that are not -100" in text for text in said)
+
+
+def of_masked(model: Any, batch: Any) -> Any:
+    """A mean over what a mask has, written by hand."""
+    errors = (model(batch["x"]).squeeze(-1) - batch["y"]).square() * batch["mask"]
+    return errors.sum() / batch["mask"].sum()
+
+
+def masked(lengths: list[int]) -> dict[str, torch.Tensor]:
+    num, most = len(lengths), 5
+    x, y = torch.randn(num, most, 3), torch.randn(num, most)
+    mask = (torch.arange(most) < torch.tensor(lengths)[:, None]).double()
+    return {"x": x.double(), "y": y.double(), "mask": mask}
+
+
+def accumulated(data: list[Any], loss: Any, save_at: int | None = None) -> tuple[float, list[str]]:
+    """How far one step of several batches is off that of all together, and what was said.
+
+    save_at: the batch after which another Stepper goes on.
+    """
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1).double()
+    other, said = copy.deepcopy(model), list[str]()
+
+    def made() -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        return oomph.Stepper(model, optimizer, loss, accumulate=9, say=said.append)
+
+    step = made()
+    for number, batch in enumerate(data, start=1):
+        step(batch)
+        if number == save_at:
+            state = copy.deepcopy(step.state_dict())
+            del step
+            step = made()
+            step.load_state_dict(state)
+    step.flush()
+    both = {name: torch.cat([each[name] for each in data]) for name in data[0]}
+    loss(other, both).backward()
+    torch.optim.SGD(other.parameters(), 0.1).step()
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs), said
+
+
+def test_batches_that_are_accumulated_are_held_against_each_other() -> None:
+    """None of them is split, and each by itself is a mean over examples."""
+    torch.manual_seed(0)
+    apart, said = accumulated([masked([5, 5, 5]), masked([2, 2, 2]), masked([1, 3, 2])], of_masked)
+    assert apart < 1e-12
+    assert any("batch['mask']" in text for text in said)
+    apart, said = accumulated([masked([5, 5, 5]), masked([2, 2, 2])], of_masked)
+    assert apart < 1e-12 or any("weight= says by what" in text for text in said)
+
+
+def test_weights_of_classes_that_are_alike_at_first_are_seen_when_they_differ() -> None:
+    weights = torch.tensor([1.0, 1.0, 5.0, 9.0]).double()
+
+    def of_classes(model: Any, batch: Any) -> Any:
+        return F.cross_entropy(model(batch[0]), batch[1], weight=weights)
+
+    torch.manual_seed(0)
+    data = [(torch.randn(4, 3).double(), torch.tensor(y)) for y in ([0, 1, 1, 0], [0, 2, 3, 3])]
+    found = train(nn.Linear(3, 4).double(), of_classes, data, micro_batch=2)
+    assert found.apart < 1e-12
+
+
+def test_two_examples_that_fit_at_a_time_are_those_that_tell() -> None:
+    """Neighbours have as many words, but for two in the middle."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        if len(batch["x"]) > 2:
+            raise torch.OutOfMemoryError(MESSAGE)
+        return of_masked(model, batch)
+
+    torch.manual_seed(0)
+    batch = masked([3, 3, 3, 2, 2])
+    batch["ids"] = torch.tensor([[1, 0], [1, 1], [1, 1], [1, 1], [1, 1]])
+    model = nn.Linear(3, 1).double()
+    other, said = copy.deepcopy(model), list[str]()
+    step = oomph.Stepper(model, torch.optim.SGD(model.parameters(), 0.1), loss, say=said.append)
+    step(batch)
+    of_masked(other, batch).backward()
+    torch.optim.SGD(other.parameters(), 0.1).step()
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    assert max(float((a - b).detach().abs().max()) for a, b in pairs) < 1e-12
+
+
+def test_a_batch_of_one_example_does_not_end_the_looking() -> None:
+    def summed(model: Any, batch: Any) -> Any:
+        return (model(batch["x"]).squeeze(-1) - batch["y"]).square().sum()
+
+    torch.manual_seed(0)
+    apart, said = accumulated([masked([5]), masked([5, 5, 5, 5]), masked([5, 5])], summed)
+    assert apart < 1e-12
+    assert any("sum over examples" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [[1, 2, 3], [4, 5]],
+        [[1, 2, 3], [5, 5, 5]],  # the second could be a mean over examples, too
+    ],
+)
+def test_gradients_of_a_checkpoint_count_as_they_did(data: list[list[int]]) -> None:
+    torch.manual_seed(0)
+    apart, _ = accumulated([masked(each) for each in data], of_masked, save_at=1)
+    assert apart < 1e-12
+
+
+@pytest.mark.parametrize("data", [[[5, 5, 5], [1, 2, 3]], [[1, 2, 3], [2]]])
+def test_gradients_of_a_checkpoint_that_count_otherwise_are_refused(data: list[list[int]]) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(UsageError, match="gradients of the checkpoint"):
+        accumulated([masked(each) for each in data], of_masked, save_at=1)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_a_check_that_is_interrupted_is_done_again(error: Any) -> None:
+    """In the first batch all examples have as many words; the second tells, and is interrupted."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1).double()
+    other, num_calls, fails_at = copy.deepcopy(model), 0, 0
+
+    def loss(model: Any, batch: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == fails_at:
+            raise error
+        return of_masked(model, batch)
+
+    def made(model: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), 0.1)
+
+    data = [masked([2, 2, 2, 2]), masked([1, 2, 5, 4])]
+    step = oomph.Stepper(model, made(model), loss, micro_batch=2, say=lambda _: None)
+    step(data[0])
+    fails_at = num_calls + 2
+    with pytest.raises(error):
+        step(data[1])
+    step(data[1])
+    optimizer = made(other)
+    for batch in data:
+        optimizer.zero_grad()
+        of_masked(other, batch).backward()
+        optimizer.step()
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    assert max(float((a - b).detach().abs().max()) for a, b in pairs) < 1e-12
+
+
+def test_gradients_of_a_checkpoint_that_are_a_sum_are_flushed_as_a_sum() -> None:
+    def summed(model: Any, batch: Any) -> Any:
+        return (model(batch["x"]).squeeze(-1) - batch["y"]).square().sum()
+
+    torch.manual_seed(0)
+    for save_at in (1, 2):
+        apart, _ = accumulated([masked([5, 5, 5]), masked([5, 5])], summed, save_at=save_at)
+        assert apart < 1e-12
+
+
+class Momentum(nn.Module):
+    """An average of the weights that each forward moves, in one way or another."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.online, self.average = nn.Linear(8, 4), nn.Linear(8, 4).requires_grad_(False)
+        self.way, self.num_calls = way, 0
+        self.book: torch.Tensor
+        self.register_buffer("book", torch.zeros(4))
+
+    def forward(self, x: Any) -> Any:
+        new, old = self.online.weight, self.average.weight
+        if self.way == "data":
+            old.data = 0.5 * old.data + 0.5 * new.data
+        elif self.way == "data in place":
+            self.book.data.add_(x.mean())
+        elif self.way == "in place":
+            with torch.no_grad():
+                old.lerp_(new, 0.5)
+        else:
+            self.num_calls += 1
+        return self.online(x) + self.average(x) + self.book
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        ("data", "average.weight"),
+        ("data in place", "book"),
+        ("in place", "average.weight"),
+        ("a number", "num_calls"),
+    ],
+)
+def test_whatever_each_forward_writes_is_told(way: str, name: str) -> None:
+    torch.manual_seed(0)
+    model, said = Momentum(way), list[str]()
+    optimizer = torch.optim.SGD(model.online.parameters(), 0.1)
+    step = oomph.Stepper(model, optimizer, of_rows, micro_batch=2, say=said.append)
+    step(rows(6))
+    assert any(name in text and "changes in every forward" in text for text in said)
 
 
 def test_to_ignore_is_not_to_look() -> None:

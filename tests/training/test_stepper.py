@@ -615,3 +615,44 @@ def test_a_batch_that_nobody_could_count_is_counted_and_split_by_functions() -> 
         assert step(batch).num_pieces == -(-5 // size)
         found.append(nn.utils.parameters_to_vector(model.parameters()))
     assert torch.allclose(found[0], found[1], rtol=1e-5)
+
+
+def test_a_schedule_that_fails_leaves_a_whole_step() -> None:
+    """The optimizer has stepped: running statistics are not those of before."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=2)
+    step = oomph.Stepper(model, optimizer, of_rows, scheduler=rates)
+    for number in range(3):
+        before = {name: each.clone() for name, each in model.state_dict().items()}
+        batch = torch.randn(6, 8), torch.randint(0, 4, (6,))
+        if number < 2:
+            step(batch)
+        else:
+            with pytest.raises(ValueError, match="total steps"):
+                step(batch)
+        after = model.state_dict()
+        assert not torch.equal(before["0.weight"], after["0.weight"])
+        assert int(after["1.num_batches_tracked"]) == number + 1
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_batch_within_another_is_refused() -> None:
+    """Each would step with the gradients of both."""
+    job = Job()
+    first, second = batches(2)
+    pieces: Any = job.step.micro(first)
+    with next(pieces) as micro:
+        micro.backward(of_rows(job.model, micro.data))
+    before = [parameter.detach().clone() for parameter in job.model.parameters()]
+    for begin in (lambda: job.step(second), lambda: next(job.step.micro(second)), job.step.flush):
+        with pytest.raises(UsageError, match="while another one is being run"):
+            begin()
+    with pytest.raises(UsageError, match="is being run"):
+        job.step.load_state_dict(Job().step.state_dict())
+    pieces.close()
+    pairs = zip(job.model.parameters(), before, strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    job.step(second)
+    assert_same(job, by_hand([second]))

@@ -107,6 +107,7 @@ class Run:
             self.injector.disarm()
             return update(factor)
 
+        updated.finish = update.finish  # type: ignore[attr-defined]
         stepper._attempts.update = updated  # type: ignore[assignment]
         return stepper
 

@@ -268,6 +268,32 @@ def test_gradients_of_another_model_are_refused() -> None:
     assert model.weight.grad is None
 
 
+def test_a_state_is_not_changed_by_what_is_trained_after_it() -> None:
+    """Neither where it was saved, nor where it was loaded: it may be loaded again."""
+    job = Job(accumulate=3)
+    first, second = batches()[:2]
+    job.step(first)
+    state = job.step.state_dict()
+    before = [each.clone() for each in state["accumulated"]["gradients"]]
+    job.step(second)
+    other = Job(accumulate=3)
+    other.step.load_state_dict(state)
+    other.step(second)
+    pairs = zip(before, state["accumulated"]["gradients"], strict=True)
+    assert all(torch.equal(one, now) for one, now in pairs)
+
+
+def test_a_stepper_that_takes_the_place_of_another_goes_on() -> None:
+    job = Job(accumulate=2)
+    first, second = batches()[:2]
+    job.step(first)
+    state, optimizer = job.step.state_dict(), job.optimizer
+    del job.step
+    step = oomph.Stepper(job.model, optimizer, job.loss, accumulate=2)
+    step.load_state_dict(state)
+    assert step(second).has_stepped
+
+
 def test_in_the_middle_of_a_batch_there_is_no_state() -> None:
     job = Job(micro_batch=4)
     for micro in job.step.micro(batches()[1]):

@@ -17,6 +17,13 @@ Split = Callable[[Any, Sequence[int]], Sequence[Any]]
 Count = Callable[[Any], int]
 
 
+def named_by(weight: Weight | None, said: str) -> str:
+    """A weight by its own name, or by what its function counts."""
+    if weight is None:
+        return "mean"
+    return weight if isinstance(weight, str) else said
+
+
 class Division:
     """How batches are divided. weight: None if it is not known yet, and "mean" until then."""
 
@@ -33,11 +40,14 @@ class Division:
         # May the dimension of the examples be found by trying?
         self.is_free = split is None and count is None and batch_dim is None
         self._split, self._count = split, count
+        self.is_given = weight is not None
+        self.by_before: str | None = None  # what batches counted by before a checkpoint
         self.set_weight(weight)
 
-    def set_weight(self, weight: Weight | None) -> None:
+    def set_weight(self, weight: Weight | None, said: str = "a function") -> None:
+        """said: what a function counts."""
         self.weight, self._weigh = weight, weigher("mean" if weight is None else weight)
-        self.is_sum = weight == "sum"
+        self.is_sum, self.by = weight == "sum", named_by(weight, said)
 
     def num(self, batch: Any) -> int:
         """How many examples a batch has. Raises UsageError."""

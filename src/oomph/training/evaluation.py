@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,18 +16,32 @@ from typing import Any
 import torch
 
 from oomph.errors import OomphError, UsageError
+from oomph.stability.normalisers import Divisors, weighings
 from oomph.training import examples, splitting
 from oomph.training.division import Division
-from oomph.training.normaliser import telling_pieces, weight_in
+from oomph.training.normaliser import telling_pieces, weights_in
 from oomph.training.out_of_memory import is_out_of_memory
 from oomph.training.recovery import release, said_by
 from oomph.training.recovery_sizes import Sizes
+from oomph.training.split_check import in_full_precision
 from oomph.training.weights import Weight, weigher, weights_of
 
-# Relative: what rounding may do to a result, in fp32 (or TF32) and in half precision.
-_WITHIN, _WITHIN_ROUNDED = 1e-3, 3e-2
+# Relative: what rounding may do to a result, in fp32 (trials are without TF32) and in half
+# precision.
+_WITHIN, _WITHIN_ROUNDED = 1e-4, 3e-2
+_SAME_SHARE = 1e-9
+_MOST_TRIALS = 6  # of one batch
 
 Join = Callable[[Sequence[Any], Sequence[int]], Any]  # (results, examples of each) -> the whole's
+
+
+@dataclasses.dataclass
+class _Known:
+    """What the pieces of one function's batches count by."""
+
+    weight: Weight
+    rivals: list[Weight]  # that counted the same where it was tried
+    num_batches: int = 0
 
 
 class Evaluation:
@@ -40,7 +55,8 @@ class Evaluation:
     ) -> None:
         self.split, self._count, self._say = split, count, say
         self._sizes = Sizes()
-        self._weights: dict[Any, Weight] = {}  # by function; that of training is None's
+        # By function, as long as somebody has it; that of training is this object's own.
+        self._known: weakref.WeakKeyDictionary[Any, dict[Any, _Known]] = weakref.WeakKeyDictionary()
         self.num_ooms = 0
 
     def run(self, data: Any, work: Callable[[Any], Any]) -> list[tuple[Any, int, Any]]:
@@ -104,18 +120,70 @@ class Evaluation:
     ) -> Any:
         """What the batch would have given, put together of its pieces. Raises UsageError.
 
-        That this is so is tried once, on two examples. weight: what the loss is a mean of, if that
-        is known; what one number of another function is a mean of is found out.
+        That this is so is tried on two examples, and again where a batch would tell more; then on
+        a whole piece, in the first batch of a function, the second, the fourth and so on. weight:
+        what the loss is a mean of, if that is known; what one number of another function is a mean
+        of is found out.
         """
         if len(done) == 1:
             return done[0][2]
-        key = getattr(function, "__code__", function)
-        if key not in self._weights:
+        key, known = (getattr(function, "__func__", None), weight), self._known_of(function)
+        if key not in known or self._is_in_doubt(known[key], done):
             num = sum(num for _, num, _ in done)
-            self._weights[key] = self._tried(
-                data, work, num, done[0][2], weight, function, is_rounded
-            )
-        return _joined_by(self._weights[key], done)
+            is_found = weight is None or function is not None
+            tried, at = list[Weight](), None
+            for _ in range(_MOST_TRIALS):
+                tried = self._tried(data, work, num, done[0][2], weight, is_found, is_rounded, at)
+                if (at := self._telling(data, num, _Known(tried[0], tried[1:]), done)) is None:
+                    break
+            num_batches = known[key].num_batches if key in known else 0
+            known[key] = _Known(tried[0], tried[1:], num_batches)
+        mine = known[key]
+        mine.num_batches += 1
+        if mine.num_batches & (mine.num_batches - 1) == 0:
+            self._hold_against_a_piece(mine.weight, work, done, is_rounded)
+        return _joined_by(mine.weight, done)
+
+    def _known_of(self, function: Any) -> dict[Any, _Known]:
+        """A function that is made anew is tried anew: what it closes over may be another."""
+        owner = self if function is None else getattr(function, "__self__", function)
+        try:
+            return self._known.setdefault(owner, {})
+        except TypeError:  # nothing that can be remembered
+            return {}
+
+    def _is_in_doubt(self, known: _Known, done: Sequence[tuple[Any, int, Any]]) -> bool:
+        """Do pieces count otherwise by what seemed the same so far?"""
+        if not known.rivals:
+            return False
+        mine = shares_of(done, weigher(known.weight), is_sum=False)
+        for rival in known.rivals:
+            try:
+                theirs = shares_of(done, weigher(rival), is_sum=False)
+            except (UsageError, KeyError):  # nothing of it is here
+                return True
+            if any(abs(a - b) > _SAME_SHARE for a, b in zip(mine, theirs, strict=True)):
+                return True
+        return False
+
+    def _telling(
+        self, data: Any, num: int, known: _Known, done: Sequence[tuple[Any, int, Any]]
+    ) -> int | None:
+        """Two neighbours that tell more; None if these pieces count the same by all that fits."""
+        if not self._is_in_doubt(known, done):
+            return None
+        singles = self.split(data, [1] * num)
+        mine = [float(weigher(known.weight)(each, 1)) for each in singles]
+        for rival in known.rivals:
+            theirs = [float(weigher(rival)(each, 1)) for each in singles]
+            pairs = [
+                abs(theirs[at] * mine[at + 1] - theirs[at + 1] * mine[at])
+                * (min(mine[at], mine[at + 1], theirs[at], theirs[at + 1]) > 0)
+                for at in range(num - 1)
+            ]
+            if max(pairs, default=0) > 0:
+                return pairs.index(max(pairs))
+        return None
 
     def _tried(
         self,
@@ -124,13 +192,22 @@ class Evaluation:
         num: int,
         sample: Any,
         weight: Weight | None,
-        function: Any,
+        is_found: bool,
         is_rounded: bool,
-    ) -> Weight:
-        """What numbers are a mean of, after a trial. sample: a result."""
+        at: int | None,
+    ) -> list[Weight]:
+        """What numbers are a mean of, after a trial, and what may be it as well. sample: a result.
+
+        is_found: one number tells by itself what it is a mean of. at: the two to be tried.
+        """
+        divisors = Divisors()
         try:
-            first, second, both = telling_pieces(data, num, functools.partial(self.split, data))
-            results = [work(part) for part in (first, second, both)]
+            split = functools.partial(self.split, data)
+            first, second, both = telling_pieces(data, num, split, at)
+            with in_full_precision():
+                alone = work(first), work(second)
+                with divisors:
+                    together = work(both)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -138,23 +215,67 @@ class Evaluation:
             if weight is None and _has_number(sample):
                 raise _unknown_mean("two examples do not fit at a time: nobody can try") from None
             self._say("an evaluation in pieces of one example: nobody can try if they add up")
-            return "mean" if weight is None else weight
-        if _is_number(results[0]) and (weight is None or function is not None):
-            numbers = dict(zip(map(id, (first, second, both)), map(float, results), strict=True))
-            return weight_in(first, second, both, lambda part: numbers[id(part)], is_rounded)
-        if weight is None and _has_number(results[0]):
+            return ["mean" if weight is None else weight]
+        if _is_number(alone[0]) and is_found:
+            counted = list(weighings(both, divisors.found))
+            read = [each.count for each in counted if each.is_read]
+            others = [each.count for each in counted if not each.is_read]
+            losses = float(alone[0]), float(alone[1])
+            found = weights_in(
+                first,
+                second,
+                losses,
+                float(together),
+                read=read,
+                others=others,
+                is_rounded=is_rounded,
+            )
+            return found[:1] if found[0] in read else found
+        if weight is None and _has_number(alone[0]):
             raise _unknown_mean("the batch does not fit, and its pieces have to be weighted")
         weight = "mean" if weight is None else weight
-        whole = _joined_by(weight, [(first, 1, results[0]), (second, 1, results[1])])
-        if not _is_close(whole, results[2], _WITHIN_ROUNDED if is_rounded else _WITHIN):
-            raise UsageError(
-                "pieces of this batch do not give what the whole gives",
-                because="two examples alone and together have other results: they are cut along a"
-                " dimension that is not the examples', or influence each other",
-                attempt="batch_dim=1 where examples are in the second dimension; or"
-                " join=function of (results, examples of each)",
-            )
-        return weight
+        whole = _joined_by(weight, [(first, 1, alone[0]), (second, 1, alone[1])])
+        _check_close(whole, together, is_rounded)
+        return [weight]
+
+    def _hold_against_a_piece(
+        self,
+        weight: Weight,
+        work: Callable[[Any], Any],
+        done: Sequence[tuple[Any, int, Any]],
+        is_rounded: bool,
+    ) -> None:
+        """The largest piece, as a whole and in two. Raises UsageError if they differ."""
+        shares = shares_of(done, weigher(weight), is_sum=weight == "sum")
+        counted = [each for each, share in zip(done, shares, strict=True) if share]
+        piece, num, _ = max(counted, key=lambda each: each[1])
+        if num < 2:
+            return
+        cut = max(3 * num // 8, 1)
+        try:
+            parts = list(zip(self.split(piece, [cut, num - cut]), (cut, num - cut), strict=True))
+            with in_full_precision():
+                whole = work(piece)
+                results = [(part, size, work(part)) for part, size in parts]
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            release(error)
+            return
+        _check_close(_joined_by(weight, results), whole, is_rounded)
+
+
+def _check_close(joined: Any, whole: Any, is_rounded: bool) -> None:
+    if not _is_close(joined, whole, _WITHIN_ROUNDED if is_rounded else _WITHIN):
+        raise UsageError(
+            "pieces of this batch do not give what the whole gives",
+            because="some examples in pieces and together have other results: they are averaged"
+            " over something else, are cut along a dimension that is not the examples', or"
+            " influence each other",
+            attempt="weight=function, which counts what is averaged over; batch_dim=1 where"
+            " examples are in the second dimension; or join=function of (results, examples of"
+            " each)",
+        )
 
 
 def _joined_by(weight: Weight, done: Sequence[tuple[Any, int, Any]]) -> Any:
@@ -174,10 +295,15 @@ def _is_close(one: Any, other: Any, within: float) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if one.shape != other.shape:
             return False
+        if within == _WITHIN_ROUNDED and not other.is_floating_point():
+            return True  # what was chosen by a maximum may be another by rounding
         scale = float(other.abs().max()) if other.numel() and other.is_floating_point() else 0.0
-        return torch.allclose(one.to(other.dtype), other, rtol=within, atol=within * scale)
+        return torch.allclose(
+            one.to(other.dtype), other, rtol=within, atol=within * scale, equal_nan=True
+        )
     if isinstance(one, float):
-        return bool(abs(one - other) <= within * max(abs(one), abs(other)))
+        is_nan = one != one and other != other
+        return is_nan or bool(abs(one - other) <= within * max(abs(one), abs(other)))
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(_is_close(one[k], other[k], within) for k in one)
     if isinstance(one, list | tuple):
@@ -186,7 +312,7 @@ def _is_close(one: Any, other: Any, within: float) -> bool:
     if dataclasses.is_dataclass(one) and not isinstance(one, type):
         names = [each.name for each in dataclasses.fields(one)]
         return all(_is_close(getattr(one, n), getattr(other, n), within) for n in names)
-    return bool(one == other)
+    return within == _WITHIN_ROUNDED or bool(one == other)
 
 
 def evaluation_for(options: Mapping[str, Any], say: Callable[[str], None]) -> Evaluation:

@@ -35,30 +35,43 @@ def find_weight(
     is_rounded: in half precision. is_shifted: labels are known to be those of the next token.
     """
     first, second, both = telling_pieces(batch, num, split)
-    return weight_in(first, second, both, loss_of, is_rounded, is_shifted)
+    losses = loss_of(first), loss_of(second)
+    together = loss_of(both)
+    found = weights_in(
+        first, second, losses, together, is_rounded=is_rounded, is_shifted=is_shifted
+    )
+    return found[0]
 
 
-def weight_in(
+def weights_in(
     first: Any,
     second: Any,
-    both: Any,
-    loss_of: Callable[[Any], float],
+    losses: tuple[float, float],
+    together: float,
+    *,
+    read: Sequence[Weight] = (),
+    others: Sequence[Weight] = (),
     is_rounded: bool = False,
     is_shifted: bool = False,
-) -> Weight:
-    """The same of two examples, and of both together. Raises UsageError."""
-    losses, together = (loss_of(first), loss_of(second)), loss_of(both)
+) -> list[Weight]:
+    """The same of two examples, and of both together: the likeliest, and what fits as well.
+
+    read: what the loss itself was seen to divide by. others: what else it may. Raises UsageError.
+    """
     scale = max(map(abs, losses))
     noise = (_NOISE_ROUNDED if is_rounded else _NOISE) * scale
     within = (_WITHIN_ROUNDED if is_rounded else _WITHIN) * scale
+    kinds: list[Weight] = [*read, "tokens", "next-tokens", "mean", *others]
+    kinds = ["next-tokens", *kinds] if is_shifted else kinds
     off: dict[Weight, float] = {
         weight: abs(together - expected)
-        for weight, expected in _expected(first, second, losses, is_shifted=is_shifted)
+        for weight, expected in _expected(first, second, losses, kinds)
     }
     fits = [weight for weight, difference in off.items() if difference <= within]
     if not fits or ("sum" in fits and len(fits) > 1):
         raise _cannot_tell(losses, together)
-    return min(fits, key=lambda weight: off[weight] // noise)  # the first of equals
+    best = min(off[weight] // noise for weight in fits)
+    return [weight for weight in fits if off[weight] // noise == best]
 
 
 def _cannot_tell(losses: tuple[float, float], together: float) -> UsageError:
@@ -72,27 +85,29 @@ def _cannot_tell(losses: tuple[float, float], together: float) -> UsageError:
 
 
 def _expected(
-    first: Any, second: Any, losses: tuple[float, float], *, is_shifted: bool
+    first: Any, second: Any, losses: tuple[float, float], kinds: Sequence[Weight]
 ) -> Iterator[tuple[Weight, float]]:
-    """Each kind of loss, and what it would give for both; those that count labels first."""
+    """Each kind of loss, and what it would give for both."""
     yield "sum", sum(losses)
-    kinds: tuple[Weight, ...] = ("tokens", "next-tokens", "mean")
-    for kind in ("next-tokens", *kinds) if is_shifted else kinds:
+    for kind in kinds:
         weigh = weigher(kind)
         try:
-            counts = int(weigh(first, 1)), int(weigh(second, 1))
+            counts = float(weigh(first, 1)), float(weigh(second, 1))
         except UsageError:  # there are no labels to be counted
             continue
-        if all(counts):
+        if min(counts) > 0:
             total = sum(n * loss for n, loss in zip(counts, losses, strict=True))
             yield kind, total / sum(counts)
 
 
 def telling_pieces(
-    batch: Any, num: int, split: Callable[[Sequence[int]], Sequence[Any]]
+    batch: Any,
+    num: int,
+    split: Callable[[Sequence[int]], Sequence[Any]],
+    at: int | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Two neighbours, alone and together."""
-    at = _telling_pair(batch, num)
+    """Two neighbours, alone and together. at: the first of them, where somebody knows better."""
+    at = _telling_pair(batch, num) if at is None else at
     before, after = [at] * (at > 0), [num - at - 2] * (num > at + 2)
     first, second = split([*before, 1, 1, *after])[len(before) :][:2]
     return first, second, split([*before, 2, *after])[len(before)]

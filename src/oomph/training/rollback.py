@@ -14,6 +14,7 @@ elsewhere. Those of Python and numpy are kept if asked for: reading them takes l
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import weakref
@@ -57,7 +58,7 @@ class Rollback:
         """keeps_gradients=False: those that are there have been used."""
         self._find_parameters()
         kept = [p for p in self._parameters if keeps_gradients and p.grad is not None]
-        self._gradients = [(p, _on_host(p.grad)) for p in kept]
+        self._gradients = [(p, on_host(p.grad)) for p in kept]
         self._rngs = rng_states(self._device_kind(), self._keeps_other_rngs)
         self._state.take()
 
@@ -78,6 +79,10 @@ class Rollback:
     def observe(self) -> None:
         """After an attempt that went well. Raises OomphError if the one before left something."""
         self._state.observe()
+
+    def written(self) -> list[str]:
+        """The names of what a forward has changed since the last `undo`, beside gradients."""
+        return self._state.written()
 
     def pause(self) -> None:
         """After a batch, when more of them belong to the step."""
@@ -149,17 +154,25 @@ class OwnRollback(Rollback):
         if len(self._others) == 1:
             return
         self._find_parameters()
+        if any(map(self._would_add_to, self._others)):
+            gc.collect()  # of a Stepper that nobody has any more
         for other in self._others:
             if other is not self:
                 other._find_parameters()
                 self._put_aside(other)
 
+    def _would_add_to(self, other: OwnRollback) -> bool:
+        """Has another one accumulated gradients where this one's go?"""
+        is_begun = other is not self and other._is_begun and not self._is_begun
+        return is_begun and any(
+            id(p) in self._own and p.grad is not None for p in other._parameters
+        )
+
     def _put_aside(self, other: OwnRollback) -> None:
+        if self._would_add_to(other):
+            raise _both_accumulate()
         for parameter in other._parameters:
-            if id(parameter) in self._own:
-                if other._is_begun and not self._is_begun and parameter.grad is not None:
-                    raise _both_accumulate()
-            elif id(parameter) in other._own:
+            if id(parameter) not in self._own and id(parameter) in other._own:
                 self._aside.append((parameter, parameter.grad))
                 parameter.grad = None
 
@@ -256,7 +269,7 @@ def _both_accumulate() -> UsageError:
     )
 
 
-def _on_host(tensor: Any) -> Any:
+def on_host(tensor: Any) -> Any:
     """A copy that takes no memory of the GPU."""
     return tensor.detach().to("cpu", copy=True)
 

@@ -111,6 +111,14 @@ class State:
         if lost:
             raise cannot_be_set_back(lost)
 
+    def written(self) -> list[str]:
+        """The names of what is another since it was taken or set back."""
+        pairs = zip(self._slots, self._in_slots, strict=True)
+        names = [slot.name for slot, tensor in pairs if slot.place.get(slot.key) is not tensor]
+        for part in self._parts():
+            names += part.written()
+        return list(dict.fromkeys(names))
+
     # ---- between the batches of one step -------------------------------------------------------
 
     def pause(self) -> None:
@@ -314,6 +322,13 @@ class _Group:
                 each.moves = True
                 if is_lost:
                     yield each.name
+
+    def written(self) -> Iterator[str]:
+        sums = _sums(self.kept) if self.sums else {}
+        for key, each in self.kept.items():
+            is_other = sums.get(key) != self.sums.get(key) if sums else False
+            if is_other or self._is_seen(key):
+                yield each.name
 
     # ---- between batches -----------------------------------------------------------------------
 
@@ -520,6 +535,13 @@ class _Holder:
             for key, value in self.module.__dict__.items()
             if key not in _INTERNAL
         }
+
+    def written(self) -> Iterator[str]:
+        """Numbers only: tensors are kept elsewhere, and other objects often made anew."""
+        now = self.module.__dict__
+        for key, value in self._values.items():
+            if isinstance(value, int | float) and now.get(key) != value:
+                yield _joined(self._path, key)
 
     def undo(self) -> Iterator[str]:
         """The names of what cannot be set back."""

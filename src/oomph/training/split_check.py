@@ -33,7 +33,7 @@ from oomph.stability.randomness import Drawing, Draws, Redrawing, WithoutHiddenD
 from oomph.stability.trial import Widened
 from oomph.stability.whereabouts import Whereabouts
 from oomph.training import examples
-from oomph.training.division import Division
+from oomph.training.division import Division, named_by
 from oomph.training.examples import Dims
 from oomph.training.out_of_memory import is_out_of_memory
 from oomph.training.recovery import release
@@ -166,7 +166,7 @@ class _Found:
     unknown: str | None = None  # why nothing can be told
     error: BaseException | None = None  # the model does not take such pieces
     is_forward_only: bool = False
-    buffers: list[str] = field(default_factory=list)  # that each forward changes
+    written: list[str] = field(default_factory=list)  # what each forward changes
     whole: _Whole | None = None
 
 
@@ -197,11 +197,17 @@ class SplitCheck:
         self._on_difference, self._around = on_difference, around
         self._said: set[str] = set()
         self._is_found = False  # the weight, by a check before
+        self._was_single = False  # a batch that told nothing: others like it are not asked
         self._known: set[Any] = set()  # kinds of batches that were checked
         self._num_checked, self.is_postponed = 0, False  # until it is known what fits
         self._rivals: list[Weight] = []  # that count the same as the weight, so far
         self._is_plain = False  # no looking at ops: something in the model does not take it
         self._tolerance, self._hard_tolerance = SAME_IN_FP32, SAME_IN_FP32
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Could a batch to come show that the weight that was found is another one?"""
+        return bool(self._rivals) and not self._division.is_given
 
     def is_due(self, batch: Any) -> bool:
         """Is this another kind of batch than those that were checked? Asked before each batch."""
@@ -209,11 +215,17 @@ class SplitCheck:
             bool(self._rivals) or _kind_of(batch) not in self._known
         )
 
-    def is_due_for(self, batch: Any, sizes: list[int]) -> bool:
-        """The same, of a batch that is to be run in pieces of these sizes."""
+    def is_due_for(
+        self, batch: Any, sizes: list[int], others: Sequence[tuple[Any, int]] = ()
+    ) -> bool:
+        """The same, of a batch that is to be run in pieces of these sizes.
+
+        others: batches that are accumulated with it, and their examples.
+        """
         if _kind_of(batch) not in self._known:
-            return True
-        pieces = self._division.pieces(batch, sizes)
+            return not (self._was_single and sum(sizes) < 2)
+        pieces = [*self._division.pieces(batch, sizes), *(data for data, _ in others)]
+        sizes = [*sizes, *(num for _, num in others)]
         mine = shares(self._division.weights(pieces, sizes))
         return any(_differ(mine, rival, pieces, sizes) for rival in self._rivals)
 
@@ -224,9 +236,22 @@ class SplitCheck:
         it stays due until it is known how many examples fit. Raises UsageError.
         """
         self._rollback.undo()
+        before = self._division.weight, self._division.by, self._rivals
         self._rivals = []
         if self._is_found:
             self._division.set_weight(None)
+        is_settled = False
+        try:
+            is_settled = yield from self._checked(batch, num, size, is_known_to_fit)
+        finally:
+            if not is_settled:  # what was known stays, and what was doubted
+                weight, by, self._rivals = before
+                self._division.set_weight(weight, by)
+
+    def _checked(
+        self, batch: Any, num: int, size: int, is_known_to_fit: bool
+    ) -> Generator[Trial, None, bool]:
+        """False if it is postponed."""
         with _frozen_norms(self._model):
             found = yield from self._found(batch, num, size)
             where = None
@@ -234,16 +259,19 @@ class SplitCheck:
                 where = yield from self._where(batch, found)
         self.is_postponed = found.unknown == _DOES_NOT_FIT and not is_known_to_fit
         if self.is_postponed:
-            return
+            return False
         self._settle(found, where)
         self._num_checked += 1
-        self._known.add(_kind_of(batch))
+        self._was_single |= found.unknown == _IS_SINGLE
+        if found.unknown != _IS_SINGLE:  # else the next that has more examples tells
+            self._known.add(_kind_of(batch))
         if self._rivals and self._num_checked >= _MOST_CHECKS:
             self._rivals = []
             self._say(
                 "what the loss divides by cannot be told for certain: pieces of a batch count by"
                 f" {_given(self._division.weight or 'mean')}. weight= says by what"
             )
+        return True
 
     # ---- which way to cut ------------------------------------------------------------------------
 
@@ -294,7 +322,10 @@ class SplitCheck:
             found.at = self._telling(batch, found)
             yield from self._compared_here(batch, found, cuts)
             others = (0, found.num - total)
-            if found.matches and total < _MOST_EXAMPLES and found.num > total:
+            if found.matches and (at := self._doubtful(batch, found)) is not None:
+                found.at, found.matches = at, []
+                yield from self._compared_here(batch, found, cuts)
+            elif found.matches and total < _MOST_EXAMPLES and found.num > total:
                 # A few may not take the branch in which they meet: some others, too.
                 found.at = max(others, key=lambda at: abs(at - found.at))
                 yield from self._compared_here(batch, found, cuts[:1])
@@ -383,7 +414,8 @@ class SplitCheck:
             self._rollback.undo,
             is_forward_only=found.is_forward_only,
         )
-        versions = _versions(self._model)
+        for parameter in self._rollback.parameters():
+            parameter.grad = None  # not those that came with a checkpoint, or were there before
         other_rngs = rng_states("cpu", keeps_other_rngs=True)[1:]
         if is_other_seed:
             _seed(1)
@@ -392,7 +424,7 @@ class SplitCheck:
             if trial.error is None:
                 trial.gradient = self._sampled(trial)
                 trial.data = pieces[int(start > 0)]  # as it was before the user's code had it
-            found.buffers = _changed(versions, _versions(self._model))
+            found.written = self._rollback.written()
         finally:
             restore_rngs(other_rngs)
             self._rollback.undo()
@@ -406,7 +438,7 @@ class SplitCheck:
             around = self._around()
             if around is not None:
                 stack.enter_context(around)
-            stack.enter_context(_in_full_precision())
+            stack.enter_context(in_full_precision())
             if found.is_forward_only:
                 stack.enter_context(torch.no_grad())
             if not self._is_plain:
@@ -439,6 +471,23 @@ class SplitCheck:
         scores += self._nothing_counts(batch, found)
         at = int(scores.argmax()) + 1 - found.cut
         return min(max(at, 0), found.num - found.total)
+
+    def _doubtful(self, batch: Any, found: _Found) -> int | None:
+        """Where examples begin that tell apart what these could not; None if none do."""
+        weight, said = found.matches[0]
+        rivals = [] if said in found.read else _rivals(found, said)
+        if not rivals or found.num <= found.total:
+            return None
+        singles = self._division.pieces(batch, [1] * found.num, found.dims)
+        mine = [float(weigher(weight)(each, 1)) for each in singles]
+        for rival in rivals:
+            theirs = [float(weigher(rival)(each, 1)) for each in singles]
+            for at in range(found.num - 1):
+                here, there = slice(at, at + 2), theirs[at] * mine[at + 1]
+                is_counted = min(*mine[here], *theirs[here]) > 0
+                if is_counted and abs(there - theirs[at + 1] * mine[at]) > _SAME_SHARE:
+                    return min(max(at + 1 - found.cut, 0), found.num - found.total)
+        return None
 
     def _nothing_counts(self, batch: Any, found: _Found) -> Any:
         """Much less than 0 where an example counts nothing by the weight that was given."""
@@ -571,7 +620,7 @@ class SplitCheck:
         self._tell_of_norms()
         if found.is_exact:
             self._tell_of_dims(found)
-            self._tell_of_buffers(found)
+            self._tell_of_writes(found)
             self._tell_of_rounding(found)
             self._weigh(found)
             return
@@ -592,7 +641,7 @@ class SplitCheck:
         given, matches = self._division.weight, found.matches
         if given is not None:
             if any(weight is given for weight, _ in matches):
-                self._rivals = _rivals(found) if isinstance(given, str) else []
+                self._rivals = _rivals(found, _given(given)) if isinstance(given, str) else []
                 return
             others = [said for _, said in matches]
             says = f"the loss is a mean over {others[0]}" if others else "it is something else"
@@ -610,18 +659,42 @@ class SplitCheck:
                 _COUNT,
             )
             return
-        weight, said = matches[0]
+        weight, said = self._as_before(found) or matches[0]
+        self._rivals = [] if said in found.read else _rivals(found, said)
         if callable(weight) and said not in found.read:
             weight = _of_some(weight, said)
-        self._division.set_weight(weight)
+        self._division.set_weight(weight, said)
         self._is_found = True
-        self._rivals = [] if said in found.read else _rivals(found)
         if weight == "mean":
             return
         if weight == "sum":
             self._say("the loss is a sum over examples: the pieces of a batch are added up")
         else:
             self._say(f"the loss is a mean over {said}: pieces of a batch are weighted by these")
+
+    def _as_before(self, found: _Found) -> tuple[Weight, str] | None:
+        """What batches counted by before a checkpoint, if this one may count by it, too."""
+        alike: list[tuple[Weight, str]] = [(each.count, each.said) for each in found.alike]
+        before = self._division.by_before
+        return next((m for m in [*found.matches, *alike] if named_by(*m) == before), None)
+
+    def tell_of_doubt(
+        self, batch: Any, sizes: list[int], others: Sequence[tuple[Any, int]]
+    ) -> None:
+        """Where batches that were checked one by one could count otherwise beside each other."""
+        if _kind_of(batch) in self._known and self.is_due_for(batch, sizes, others):
+            self._say(
+                "what the loss divides by cannot be told for certain from this batch: pieces count"
+                f" by {self._division.by}. weight= says by what"
+            )
+
+    def tell_of_carried(self) -> None:
+        """Of batches before a checkpoint nobody can count anything else any more."""
+        if self._rivals:
+            self._say(
+                "what the loss divides by cannot be told for certain, and batches from before the"
+                f" checkpoint count by {self._division.by}. weight= says by what"
+            )
 
     def _differs(self, what: str, attempt: str) -> None:
         """Raises UsageError, unless it was told to go on."""
@@ -682,11 +755,12 @@ class SplitCheck:
                 " oomph check does, in fp64"
             )
 
-    def _tell_of_buffers(self, found: _Found) -> None:
-        if found.buffers:
+    def _tell_of_writes(self, found: _Found) -> None:
+        if found.written:
+            rest = f" (and {len(found.written) - 1} more)" if len(found.written) > 1 else ""
             self._say(
-                f"the buffer {found.buffers[0]} changes in every forward: once for each piece of a"
-                " batch, and not once a step. Training differs a little from that of whole batches"
+                f"{found.written[0]}{rest} changes in every forward: once for each piece of a"
+                " batch, and not once a step. Training differs from that of whole batches"
             )
 
 
@@ -696,12 +770,13 @@ def _cuts(total: int) -> list[int]:
     return list(dict.fromkeys(max(at, 1) for at in wanted))
 
 
-def _rivals(found: _Found) -> list[Weight]:
+def _rivals(found: _Found, mine: str) -> list[Weight]:
     """What counts the same here, and may not in another batch."""
-    others: list[Weight] = [weight for weight, _ in found.matches[1:] if weight != "sum"]
+    others: list[Weight] = [w for w, said in found.matches if said != mine and w != "sum"]
     if all(weight != "mean" for weight, _ in found.matches):
         return others
-    return [*others, *(each.count for each in found.alike if each.is_of_labels)]
+    may_differ = [each for each in found.alike if each.is_of_labels or each.is_read]
+    return [*others, *(each.count for each in may_differ)]
 
 
 def _differ(mine: Sequence[float], rival: Weight, pieces: Sequence[Any], sizes: list[int]) -> bool:
@@ -812,14 +887,6 @@ def _differences(rows: Any) -> Any:
     return torch.where(is_empty[1:] | is_empty[:-1], -1e3, apart)
 
 
-def _versions(model: Any) -> dict[str, Any]:
-    return {name: (id(b), b._version) for name, b in model.named_buffers() if b is not None}
-
-
-def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    return [name for name, version in after.items() if before.get(name) != version]
-
-
 def _seed(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
@@ -853,7 +920,7 @@ def _frozen_norms(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _in_full_precision() -> Iterator[None]:
+def in_full_precision() -> Iterator[None]:
     """No TF32, and no compiled code, which would be compiled anew for each size."""
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:

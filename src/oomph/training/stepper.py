@@ -140,7 +140,7 @@ class Stepper:
             on_difference=on_difference if self._recovery.splits else "ignore",
             around=passes.forward_context,
         )
-        self._passes, self._ranks, self._division = passes, ranks, division
+        self._passes, self._ranks, self._division, self._check = passes, ranks, division, check
         self._evaluation = Evaluation(division.pieces, division.num, self._recovery.say)
         batches = Batches(division, accumulate)
         self._attempts = Attempts(batches, rollback, self._recovery, passes, update, ranks, check)
@@ -197,7 +197,7 @@ class Stepper:
             done = self._evaluation.run(batch, work)
             if join is not None and len(done) > 1:
                 return join([result for _, _, result in done], [num for _, num, _ in done])
-            weight = self._division.weight
+            weight = None if self._check.is_in_doubt else self._division.weight
             is_rounded = self._passes.is_rounded()
             return self._evaluation.whole_of(
                 batch, work, done, weight, function=function, is_rounded=is_rounded

@@ -17,7 +17,7 @@ from oomph.training import splitting
 from oomph.training.out_of_memory import is_out_of_memory
 from oomph.training.ranks import At, Ranks, no_way
 from oomph.training.recovery import Recovery, half_updated, release, said_by, tried_twice
-from oomph.training.rollback import OwnRollback
+from oomph.training.rollback import OwnRollback, on_host
 from oomph.training.split_check import SplitCheck
 from oomph.training.stepper_batches import Batch, Batches, Carried
 from oomph.training.stepper_micro import Micro, left_out
@@ -46,10 +46,12 @@ class Attempts:
         self._batches, self._rollback, self._recovery = batches, rollback, recovery
         self._passes, self.update, self._ranks = passes, update, ranks
         self._running: Batch | None = None
+        self._is_inside = False  # a batch has been begun, and not ended
         self.result: Result | None = None  # of the last batch
 
     def train(self, data: Any) -> Result:
         """A batch, by the loss that the passes have."""
+        self._go_inside()
         try:
             todo = [self._open(data)]
             while True:
@@ -62,11 +64,11 @@ class Attempts:
             self._give_up()
             raise
         finally:
-            self._running = None
-            self._rollback.leave()
+            self._go_outside()
 
     def issue(self, data: Any) -> Iterator[Micro]:
         """The same, where somebody else runs the pieces."""
+        self._go_inside()
         try:
             todo = [self._open(data)]
             while True:
@@ -80,13 +82,13 @@ class Attempts:
             self._give_up()
             raise
         finally:
-            self._running = None
-            self._rollback.leave()
+            self._go_outside()
 
     def flush(self) -> Result | None:
         """Step with the batches so far; None if there are none, which has to hold for all ranks."""
         if self._ranks is None and not self.is_begun:
             return None
+        self._go_inside()
         try:
             with SignalsHeld():
                 self._rollback.enter()
@@ -95,7 +97,23 @@ class Attempts:
             self._give_up()
             raise
         finally:
-            self._rollback.leave()
+            self._go_outside()
+
+    def _go_inside(self) -> None:
+        """Raises UsageError where a batch is run within another: each would step with both."""
+        if self._is_inside:
+            raise UsageError(
+                "a batch is begun while another one is being run",
+                because="the pieces of step.micro(batch) have not all been run, nor has its loop"
+                " been left",
+                attempt="running it to its end, or closing it: pieces = step.micro(batch); ...;"
+                " pieces.close()",
+            )
+        self._is_inside = True
+
+    def _go_outside(self) -> None:
+        self._running, self._is_inside = None, False
+        self._rollback.leave()
 
     def _flushed(self) -> Result | None:
         if self._ranks is not None:
@@ -210,6 +228,11 @@ class Attempts:
                 raise left_out()
         self._undo_or_refuse()
         self._batches.count_again()
+        others = [(b.data, b.num) for b in self._batches.opened if b is not batch]
+        sizes = splitting.piece_sizes(batch.num, batch.size)
+        self._check.tell_of_doubt(batch.data, sizes, others)
+        if self._batches.carried.num:
+            self._check.tell_of_carried()
         return self._batches.opened
 
     def _first_split(self, todo: list[Batch]) -> Batch | None:
@@ -221,7 +244,8 @@ class Attempts:
             self._set_size(batch)
             sizes = splitting.piece_sizes(batch.num, batch.size)
             is_split = len(sizes) > 1 or self._batches.accumulates
-            if is_split and self._check.is_due_for(batch.data, sizes):
+            others = [(b.data, b.num) for b in self._batches.opened if b is not batch]
+            if is_split and self._check.is_due_for(batch.data, sizes, others):
                 return batch
         return None
 
@@ -384,13 +408,14 @@ class Attempts:
         self._batches.clear()
         self._rollback.end()
         self._passes.is_half_updated, self._passes.carried = False, []
+        self.update.finish()  # the step is whole: what fails in here undoes nothing of it
         return norm
 
     # ---- a checkpoint --------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
         """What has been accumulated; None between two steps. Raises UsageError within a batch."""
-        if self._running is not None:
+        if self._is_inside:
             raise UsageError(
                 "a batch is being run: there is no state to save",
                 attempt="saving after its last piece",
@@ -400,12 +425,16 @@ class Attempts:
         parameters = self._rollback.own_parameters()
         return {
             **asdict(self._batches.so_far),
-            "gradients": [None if p.grad is None else p.grad.detach().cpu() for p in parameters],
-            "losses": [(loss.cpu(), share) for loss, share in self._passes.losses],
+            "gradients": [None if p.grad is None else on_host(p.grad) for p in parameters],
+            "losses": [(on_host(loss), share) for loss, share in self._passes.losses],
         }
 
     def load(self, state: dict[str, Any] | None) -> None:
         """Raises ValueError if it is another model's."""
+        if self._is_inside:
+            raise UsageError(
+                "a batch is being run: no state can be loaded", attempt="loading it between batches"
+            )
         self._give_up()
         if state is None:
             return
@@ -414,8 +443,9 @@ class Attempts:
         if any(gradient is not None and p.shape != gradient.shape for p, gradient in pairs):
             raise ValueError("gradients are of other shapes than the parameters")
         for parameter, gradient in pairs:
-            moved = gradient is not None and gradient.to(parameter.device, parameter.dtype)
-            parameter.grad = moved if gradient is not None else None
+            if gradient is not None:  # a copy: the state may be loaded again
+                gradient = gradient.to(parameter.device, parameter.dtype, copy=True)
+            parameter.grad = gradient
         self._batches.carry(Carried(*(state[each.name] for each in fields(Carried))))
         self._passes.carried = [(loss, float(share)) for loss, share in state["losses"]]
         self._passes.losses = [*self._passes.carried]

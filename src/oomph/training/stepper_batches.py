@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from oomph.errors import UsageError
 from oomph.training import examples, splitting
 from oomph.training.division import Division
 
@@ -29,6 +30,7 @@ class Carried:
     total: float = 0.0  # what they weigh
     expected: float = 0.0
     size: int = 0  # examples at a time, of the last
+    by: str = "mean"  # what they were weighed by
 
 
 class Batches:
@@ -73,7 +75,7 @@ class Batches:
     @property
     def factor(self) -> float:
         """What the gradients are to be multiplied by: batches may weigh unlike the first."""
-        if self.division.is_sum:
+        if self.division.is_sum or (self.carried.num and self.carried.by == "sum"):
             return 1.0
         return self._expected / self.so_far.total
 
@@ -82,15 +84,19 @@ class Batches:
         """All batches of the step, those that were run before a checkpoint included."""
         total = sum((batch.total for batch in self.opened), self.carried.total)
         size = self.opened[-1].size if self.opened else self.carried.size
-        return Carried(self.carried.num + len(self.opened), total, self._expected, size)
+        num = self.carried.num + len(self.opened)
+        return Carried(num, total, self._expected, size, self.division.by)
 
     def carry(self, carried: Carried) -> None:
         self.clear()
         self.carried, self._expected = carried, carried.expected
+        self.division.by_before = carried.by
 
     def pieces(self, batch: Batch) -> Iterator[tuple[Any, int, float]]:
         """What to run: each piece, its examples, and how much its loss counts."""
         sizes, division = splitting.piece_sizes(batch.num, batch.size), self.division
+        if self.carried.num and not division.is_given and division.by != self.carried.by:
+            raise _weighs_otherwise(self.carried.by, division.by)
         parts = division.pieces(batch.data, sizes)
         weights = division.weights(parts, sizes)
         batch.total = sum(weights)
@@ -98,3 +104,12 @@ class Batches:
         for part, num, weight in zip(parts, sizes, weights, strict=True):
             if weight:
                 yield part, num, 1.0 if division.is_sum else weight / self._expected
+
+
+def _weighs_otherwise(before: str, now: str) -> UsageError:
+    return UsageError(
+        "gradients of the checkpoint cannot be added to those of this batch",
+        because=f"they were weighed by {before}, and this batch is weighed by {now}",
+        attempt="weight=, which says what the loss is a mean of, from the beginning; or saving"
+        " after a step, and not between the batches of one",
+    )

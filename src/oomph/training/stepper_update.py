@@ -72,7 +72,6 @@ class Update:
         except BaseException:
             self._forget_unscaled()
             raise
-        self._finish()
         return norm
 
     def scale(self, factor: float) -> None:
@@ -263,16 +262,21 @@ class Update:
         ranks.copy_from(source, tensors)
         return True
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """After a step: what goes on with it. What the user's schedules raise is raised."""
         is_skipped = False
         if self._scaler:
             before = self._scaler.get_scale() if self._schedulers else 0
             self._scaler.update()
             is_skipped = bool(self._schedulers) and self._scaler.get_scale() < before
-        for scheduler in () if is_skipped else self._schedulers:
-            scheduler.step()
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+        try:
+            for scheduler in () if is_skipped else self._schedulers:
+                scheduler.step()
+        except Exception as error:
+            _note(error, "oomph: the optimizer has stepped before; the weights are whole")
+            raise
 
     def _forget_unscaled(self) -> None:
         """The scaler would refuse to unscale the next gradients of these optimizers."""
