@@ -26,6 +26,7 @@ from oomph.training.weights import Weight, weigher, weights_of
 # Relative: what rounding may do to a result, in fp32 (or TF32) and in half precision.
 _WITHIN, _WITHIN_ROUNDED = 1e-3, 3e-2
 
+_JOIN = "join=function, where function(results, sizes) joins the results of the pieces"
 Join = Callable[[Sequence[Any], Sequence[int]], Any]  # (results, examples of each) -> the whole's
 
 
@@ -82,13 +83,13 @@ class Evaluation:
         smaller = self._sizes.failed(num, elements, size)
         if not smaller:
             raise OomphError(
-                "one example does not fit into memory in evaluation",
+                "evaluation runs out of memory even with one example at a time",
                 because=text,
                 attempt="shorter examples, bf16, or a GPU with more memory",
             ) from None
         self._say(
-            f"out of memory in evaluation with {size} of {num} examples at a time:"
-            f" {smaller} at a time. {text}"
+            f"out of memory in evaluation with {size} of {num} examples at a time;"
+            f" trying {smaller} at a time. {text}"
         )
         return smaller
 
@@ -136,23 +137,27 @@ class Evaluation:
                 raise
             release(error)
             if weight is None and _has_number(sample):
-                raise _unknown_mean("two examples do not fit at a time: nobody can try") from None
-            self._say("an evaluation in pieces of one example: nobody can try if they add up")
+                raise _unknown_mean("two examples do not fit into memory at once") from None
+            self._say(
+                "evaluation runs one example at a time. Two do not fit at once, so oomph cannot"
+                " check that examples do not influence each other"
+            )
             return "mean" if weight is None else weight
         if _is_number(results[0]) and (weight is None or function is not None):
             numbers = dict(zip(map(id, (first, second, both)), map(float, results), strict=True))
             return weight_in(first, second, both, lambda part: numbers[id(part)], is_rounded)
         if weight is None and _has_number(results[0]):
-            raise _unknown_mean("the batch does not fit, and its pieces have to be weighted")
+            raise _unknown_mean(
+                "the batch does not fit, so the numbers of its pieces have to be weighted"
+            )
         weight = "mean" if weight is None else weight
         whole = _joined_by(weight, [(first, 1, results[0]), (second, 1, results[1])])
         if not _is_close(whole, results[2], _WITHIN_ROUNDED if is_rounded else _WITHIN):
             raise UsageError(
-                "pieces of this batch do not give what the whole gives",
-                because="two examples alone and together have other results: they are cut along a"
-                " dimension that is not the examples', or influence each other",
-                attempt="batch_dim=1 where examples are in the second dimension; or"
-                " join=function of (results, examples of each)",
+                "evaluating this batch in pieces would change the result",
+                because="two examples give other results together than alone: they influence each"
+                " other, or lie along another dimension than the one that is split",
+                attempt=f"batch_dim=1, if the examples lie along the second dimension; or {_JOIN}",
             )
         return weight
 
@@ -163,10 +168,9 @@ def _joined_by(weight: Weight, done: Sequence[tuple[Any, int, Any]]) -> Any:
 
 def _unknown_mean(because: str) -> UsageError:
     return UsageError(
-        "it is not known what the numbers of this evaluation are a mean of",
+        "oomph cannot tell what the numbers of this evaluation are a mean of",
         because=because,
-        attempt='weight= ("mean" over examples, "tokens"), or join=function of (results, examples'
-        " of each)",
+        attempt=f'weight="mean" (over examples) or weight="tokens"; or {_JOIN}',
     )
 
 
@@ -336,7 +340,8 @@ class _Joining:
         if is_same:
             return first
         raise UsageError(
-            f"{path} of several pieces cannot be put together",
-            because=f"it is a {type(first).__name__} that has no row for each example, and differs",
-            attempt="join=function of (results, examples of each)",
+            f"oomph cannot join {path} of several pieces",
+            because=f"it is a {type(first).__name__} without a row for each example, and differs"
+            " between pieces",
+            attempt=_JOIN,
         )

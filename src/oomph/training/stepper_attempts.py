@@ -46,10 +46,12 @@ class Attempts:
         self._batches, self._rollback, self._recovery = batches, rollback, recovery
         self._passes, self.update, self._ranks = passes, update, ranks
         self._running: Batch | None = None
+        self._is_in_batch = False  # also while the check runs examples of it
         self.result: Result | None = None  # of the last batch
 
     def train(self, data: Any) -> Result:
         """A batch, by the loss that the passes have."""
+        self._is_in_batch = True
         try:
             todo = [self._open(data)]
             while True:
@@ -62,11 +64,12 @@ class Attempts:
             self._give_up()
             raise
         finally:
-            self._running = None
+            self._running, self._is_in_batch = None, False
             self._rollback.leave()
 
     def issue(self, data: Any) -> Iterator[Micro]:
         """The same, where somebody else runs the pieces."""
+        self._is_in_batch = True
         try:
             todo = [self._open(data)]
             while True:
@@ -80,7 +83,7 @@ class Attempts:
             self._give_up()
             raise
         finally:
-            self._running = None
+            self._running, self._is_in_batch = None, False
             self._rollback.leave()
 
     def flush(self) -> Result | None:
@@ -390,10 +393,10 @@ class Attempts:
 
     def state(self) -> dict[str, Any] | None:
         """What has been accumulated; None between two steps. Raises UsageError within a batch."""
-        if self._running is not None:
+        if self._is_in_batch:
             raise UsageError(
-                "a batch is being run: there is no state to save",
-                attempt="saving after its last piece",
+                "a Stepper has no state to save in the middle of a batch",
+                attempt="saving after the last piece",
             )
         if not self.is_begun:
             return None
@@ -412,7 +415,7 @@ class Attempts:
         parameters = self._rollback.own_parameters()
         pairs = list(zip(parameters, state["gradients"], strict=True))
         if any(gradient is not None and p.shape != gradient.shape for p, gradient in pairs):
-            raise ValueError("gradients are of other shapes than the parameters")
+            raise ValueError("its gradients have other shapes than the parameters")
         for parameter, gradient in pairs:
             moved = gradient is not None and gradient.to(parameter.device, parameter.dtype)
             parameter.grad = moved if gradient is not None else None
