@@ -373,17 +373,17 @@ def test_a_batch_that_is_not_known_is_not_divided_and_not_called_one(
     told = _planned(train, REWARDS, capsys)
     assert told["seen"]["micro_batch"] is None
     why = {one["what"]: one["why"] for one in told["rejected"]}
-    assert "the batch size is not known" in why["accumulation"]
+    assert "the batch size is unknown" in why["accumulation"]
     for asked in (["plan", "train.py", "--diff"], ["predict", "train.py"]):
         assert main([*asked, "--gpu", "v100-16gb"]) == 0
         said = " ".join(capsys.readouterr().out.split())
-        assert "the batch size is not known" in said
+        assert "the batch size is unknown" in said
         assert "the script's own batch" in said
         assert "1 x 1" not in said
         assert "the batch stays" not in said
         assert "samples a second" not in said
     assert main(["plan", "train.py", "--gpu", "v100-16gb", "--batch-size", "32"]) == 2
-    assert "the batch size of the script is not known" in capsys.readouterr().err
+    assert "the batch size of the script is unknown" in capsys.readouterr().err
 
 
 GRAPHS = """

@@ -158,7 +158,7 @@ def test_a_function_may_make_its_examples_in_any_layout(kind: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("batch", "why"),
     [
-        ("lambda n: {'words': torch.zeros(12, 5, dtype=torch.long)}", "is as large"),
+        ("lambda n: {'words': torch.zeros(12, 5, dtype=torch.long)}", "is no larger"),
         ("{**graphs(8), 'y': torch.zeros(8)}", r"batch\['nodes'\] has 56 rows, and other"),
         ("{'images': [torch.zeros(3, 9, 9) for _ in range(8)]}", "it has a list of 8"),
         (

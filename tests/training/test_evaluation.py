@@ -170,7 +170,7 @@ def test_a_vector_that_is_as_long_as_a_piece_is_not_taken_for_rows() -> None:
     job = Job(mlp())
     per_class = lambda m, b: m(b[0]).sum(0)  # noqa: E731 - one number for each of four classes
     job.most = 4
-    with pytest.raises(UsageError, match="cannot be put together"):
+    with pytest.raises(UsageError, match="cannot join"):
         job.step.evaluate(rows(8), per_class)
     total = job.step.evaluate(rows(8), per_class, join=lambda results, _: sum(results))
     assert total.shape == (4,)

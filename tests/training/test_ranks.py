@@ -135,7 +135,7 @@ def test_batches_are_accumulated_on_each_rank(ranks: list[Found]) -> None:
 def test_where_one_rank_finds_no_way_all_end_as_they_began(ranks: list[Found]) -> None:
     said = [rank["without_a_way"]["said"] for rank in ranks]
     assert all("one step does not fit into memory" in each for each in said)
-    assert "rank 1 found no way" in said[0]
+    assert "rank 1 could not fit its part" in said[0]
     assert "1 of 1 examples at a time" in said[1]
     assert all(rank["without_a_way"]["is_as_before"] for rank in ranks)
     # And they go on together.
@@ -144,8 +144,8 @@ def test_where_one_rank_finds_no_way_all_end_as_they_began(ranks: list[Found]) -
 
 def test_where_one_rank_refuses_to_split_all_end_as_they_began(ranks: list[Found]) -> None:
     said = [rank["coupled"]["said"] for rank in ranks]
-    assert "rank 1 failed in this step, so no rank takes it" in said[0]
-    assert "cannot be split without changing the training" in said[1]
+    assert "rank 1 failed in this step, so no rank has updated" in said[0]
+    assert "splitting this batch would change the training" in said[1]
     assert all(rank["coupled"]["is_as_before"] for rank in ranks)
     assert ranks[0]["coupled"]["state"] == ranks[1]["coupled"]["state"]
 
@@ -169,7 +169,7 @@ def test_where_one_rank_refuses_to_split_all_end_as_they_began(ranks: list[Found
         ("deepspeed", "DeepSpeed's engine"),
         ("apex", "apex.parallel.DistributedDataParallel"),
         ("zero", "ZeroRedundancyOptimizer"),
-        ("norm_alone", "SyncBatchNorm is not trained"),
+        ("norm_alone", "cannot train SyncBatchNorm"),
         ("two_groups", "different process groups"),
         ("late_wrapper", "DistributedDataParallel that oomph was not given"),
     ],
@@ -191,7 +191,7 @@ def test_a_hook_that_one_rank_registers_stops_all(ranks: list[Found]) -> None:
 @pytest.mark.slow
 def test_ranks_with_other_numbers_of_batches_raise_and_go_on_together(ranks: list[Found]) -> None:
     for rank in ranks:
-        assert all("not at the same place" in said for said in rank["apart"]["said"])
+        assert all("at different points" in said for said in rank["apart"]["said"])
     assert ranks[0]["apart"]["state"] == ranks[1]["apart"]["state"]
 
 

@@ -244,7 +244,7 @@ def test_sizes_go_down_until_they_fit_and_are_remembered() -> None:
     assert [result.num_ooms for result in results] == [2, 0, 0]
     assert [result.micro_batch for result in results] == [3, 3, 3]
     assert len(job.said) == 2
-    assert "out of memory with 12 of 12 examples at a time: 6 at a time" in job.said[0]
+    assert "out of memory with 12 of 12 examples at a time; trying 6 at a time" in job.said[0]
     assert_same(job, by_hand(data))
 
 

@@ -241,13 +241,13 @@ def test_the_checkpoint_and_the_evaluation_of_the_document(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: None, "no state of a Stepper"),
-        (lambda state: {"scaler": state["scaler"]}, "no state of a Stepper"),
+        (lambda _: None, "not the state of a Stepper"),
+        (lambda state: {"scaler": state["scaler"]}, "not the state of a Stepper"),
         (lambda state: {**state, "format": 99}, "format 99"),
         (lambda state: {**state, "scaler": {"scale": 1.0}}, "saved with a loss scaler"),
-        (lambda state: {**state, "sizes": {}}, "no state of such a Stepper"),
-        (lambda state: {**state, "tricks": None}, "no state of such a Stepper"),
-        (lambda state: {**state, "accumulated": {}}, "no state of such a Stepper"),
+        (lambda state: {**state, "sizes": {}}, "does not belong to this Stepper"),
+        (lambda state: {**state, "tricks": None}, "does not belong to this Stepper"),
+        (lambda state: {**state, "accumulated": {}}, "does not belong to this Stepper"),
     ],
 )
 def test_what_is_no_state_is_one_clear_error(change: Any, message: str) -> None:
@@ -263,7 +263,7 @@ def test_gradients_of_another_model_are_refused() -> None:
     state = job.step.state_dict()
     model = nn.Linear(8, 4).double()
     other = oomph.Stepper(model, torch.optim.SGD(model.parameters()), of_rows, accumulate=2)
-    with pytest.raises(UsageError, match="no state of such a Stepper"):
+    with pytest.raises(UsageError, match="does not belong to this Stepper"):
         other.load_state_dict(state)
     assert model.weight.grad is None
 
@@ -299,7 +299,7 @@ def test_in_the_middle_of_a_batch_there_is_no_state() -> None:
     for micro in job.step.micro(batches()[1]):
         with micro:
             micro.backward(of_rows(job.model, micro.data))
-        with pytest.raises(UsageError, match="a batch is being run"):
+        with pytest.raises(UsageError, match="in the middle of a batch"):
             job.step.state_dict()
     job.step.state_dict()
 

@@ -45,8 +45,8 @@ def add_keeps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keeps",
         choices=("outputs", "nothing"),
-        help="what your loop keeps of the model's outputs until the next step (default: as the"
-        " workload says; the error bar has both where it says nothing)",
+        help="what your loop keeps of the model's outputs until the next step (default: what the"
+        " workload says; if it says nothing, the error bar covers both)",
     )
 
 

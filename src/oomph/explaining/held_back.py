@@ -113,7 +113,7 @@ def spill(case: Case) -> Finding | None:
                 " of what it can"
             ),
             active(case),
-            "offloading that is meant to be looks the same",
+            "offloading on purpose looks the same",
         ),
         confidence="inferred",
         advice=(

@@ -66,7 +66,7 @@ def hang(run: Run, silence: Silence | None) -> Finding | None:
         evidence = [f"until then a step took {silence.usual_s:.3g} s"]
     else:
         hangs = "it may have hung" if is_over else "it may hang"
-        what = "one kernel ran without an end" if silence.is_busy else "no kernel ran"
+        what = "one kernel ran all the time" if silence.is_busy else "no kernel ran"
         sentence = f"{hangs}: {what} in the last {how_long}"
         evidence = [
             "kernel-active 100% without a break, and the power has fallen"
@@ -74,16 +74,16 @@ def hang(run: Run, silence: Silence | None) -> Finding | None:
             else "it still holds its memory on the GPU"
         ]
     if silence.usual_s is not None and silence.is_busy:
-        evidence.append("a kernel runs all the while: a rank that waits for another spins in NCCL")
+        evidence.append("a kernel runs all the time: a rank that waits for another spins in NCCL")
     elif silence.usual_s is not None and silence.is_busy is not None:
-        evidence.append("no kernel runs meanwhile")
+        evidence.append("no kernel has run since")
     return Finding(
         kind="hang",
         sentence=sentence,
         evidence=(*evidence, f"since {format_duration(silence.began_s)} after the start"),
         confidence="weak" if silence.usual_s is None else "inferred",
         advice=(
-            "see where each process stands: py-spy dump --pid PID",
+            "see where each process is stuck: py-spy dump --pid PID",
             (
                 "with several ranks: TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and"
                 " TORCH_NCCL_DUMP_ON_TIMEOUT=1 tell which collective nobody joined"
@@ -381,7 +381,7 @@ def host_leak(run: Run, until_s: float) -> Finding | None:
                 f" {format_bytes(round(grown.to_bytes))}"
                 f" ({format_bytes(round(grown.per_hour_bytes))} an hour), and it has not stopped"
             ),
-            "pages that processes share count for each of them",
+            "pages that processes share are counted for each of them",
         ),
         confidence="inferred",
         advice=(

@@ -74,7 +74,7 @@ def input_bound_inferred(case: Case) -> Finding | None:
         confidence="inferred",
         advice=(
             "measure the wait to be sure: with oomph.watching() in the script",
-            "then less work for the CPU in the loop, or more processes that share it",
+            "then give the CPU less work in the loop, or spread it over more processes",
         ),
         gpus=(case.gpu.gpu,),
     )
@@ -101,7 +101,7 @@ def pauses_in_step(case: Case) -> Finding | None:
         doing = "the script waits for something else: a disk, the network, a lock"
     return Finding(
         kind="pauses-in-step",
-        sentence=f"the GPU stands still within each step, while {doing}",
+        sentence=f"the GPU is idle within each step, while {doing}",
         evidence=(
             active(case),
             pauses,
@@ -199,17 +199,18 @@ def host_contention(case: Case) -> Finding | None:
     if whole < SATURATED_RATIO * host.num_cpus or taken < CONTENDED_RATIO * host.num_cpus:
         return None
     stolen = host.stolen_cpu_cores or 0.0
-    by = "the hypervisor takes" if stolen > taken / 2 else "others take"
+    by = "the hypervisor takes" if stolen > taken / 2 else "other processes take"
     return Finding(
         kind="host-contention",
         sentence=f"the GPU is short of CPU: {by} {taken:.1f} of the {host.num_cpus} CPUs",
-        evidence=(f"the run has {host.cpu_cores or 0.0:.1f} of them", active(case), *_waits(case)),
+        evidence=(f"the run gets {host.cpu_cores or 0.0:.1f} of them", active(case), *_waits(case)),
         confidence="inferred",
-        advice=(
-            "take a machine that nobody else computes on: with many virtual CPUs less is stolen",
-        )
+        advice=("a machine that you do not share",)
         if stolen > taken / 2
-        else ("see who it is: top", "keep CPUs for this job: the scheduler's, or taskset -c"),
+        else (
+            "see which processes take them: top",
+            "keep CPUs for this job: the scheduler's, or taskset -c",
+        ),
         gpus=(case.gpu.gpu,),
     )
 
@@ -224,7 +225,7 @@ def cpu_limit(case: Case) -> Finding | None:
         sentence=f"the CPU limit of its control group holds the run back, in {format_ratio(held)}"
         " of the scheduler's periods",
         evidence=(
-            f"the run has {case.host.cpu_cores or 0.0:.1f} CPUs",
+            f"the run gets {case.host.cpu_cores or 0.0:.1f} CPUs",
             active(case),
             *_waits(case),
         ),
@@ -245,11 +246,11 @@ def swapping(case: Case) -> Finding | None:
     return Finding(
         kind="swapping",
         sentence=f"the host swaps, for {format_ratio(share)} of the time",
-        evidence=(f"{back} came back from swap, for whatever process", active(case)),
+        evidence=(f"{back} came back from swap, for all processes together", active(case)),
         confidence="inferred",
         advice=(
-            "less host memory: fewer loader workers, a smaller prefetch_factor, less pinned memory",
-            "or a machine with more",
+            "use less host memory: fewer loader workers, less prefetching, less pinned memory",
+            "or take a machine with more",
         ),
         gpus=(case.gpu.gpu,),
     )

@@ -115,7 +115,7 @@ def _praise(best: Plan, others: Sequence[Plan], facts: Facts) -> str:
     if not faster:
         return f"the fastest that fits, and {kept}"
     if best.stability != "changes" and faster[0].stability == "changes":
-        return f"{kept}; what you allowed would be faster, and is not needed"
+        return f"{kept}; what you allowed would be faster but is not needed"
     if faster[0].gpus > best.gpus:
         return f"the fastest on {_gpus(best.gpus)}, and {kept}"
     return f"hardly slower than the fastest that fits, with less changed: {kept}"
@@ -212,8 +212,8 @@ def _of_outputs(best: Plan) -> str | None:
     if not more_bytes:
         return None
     return (
-        f"a loop that keeps `outputs` until the next step needs {format_bytes(more_bytes)} more:"
-        " --keeps outputs plans with it"
+        f"{format_bytes(more_bytes)} more is needed if your loop keeps `outputs` until the next"
+        " step: --keeps outputs plans with it"
     )
 
 

@@ -235,7 +235,7 @@ def _of_outputs(more_bytes: int) -> list[Unknown]:
             what=keeps,
             low_bytes=0,
             high_bytes=more_bytes,
-            settled_by="`del outputs` after backward, or keeping them in the workload's loss too",
+            settled_by="--keeps outputs or --keeps nothing",
         )
     ]
 

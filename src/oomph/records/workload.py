@@ -25,9 +25,8 @@ def check_keeps(keeps: str | None) -> Keeps | None:
     if keeps in known:
         return known[keeps]
     raise UsageError(
-        f"{keeps!r:.40} is nothing that a loop keeps of its model",
-        because="it is outputs (`outputs = model(...)`) or nothing",
-        attempt="outputs",
+        f"keeps={keeps!r:.40} is unknown",
+        attempt='"outputs", if your loop keeps `outputs = model(...)`, or "nothing"',
     )
 
 

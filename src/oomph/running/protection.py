@@ -21,7 +21,7 @@ LIMITS = (
     "it guards against accidents and careless code, not against an attack on the kernel",
 )
 NESTED = (
-    "it can make namespaces of its own and have capabilities there, but not over your files: "
+    "it can create namespaces of its own and have capabilities there, but not over your files: "
     "/proc/sys is read-only here"
 )
 BY_LANDLOCK = (

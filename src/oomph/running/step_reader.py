@@ -83,7 +83,7 @@ def _record(line: bytes, offset_s: float) -> tuple[StepSpan | Event | Peak, Know
         peak = from_jsonable(Peak, content["peak"])
         known = None if gpu is None else from_jsonable(TorchGpu, gpu)
         if peak.used_bytes < 0 or (known and not _makes_sense(known)):
-            raise ValueError("a peak, or its GPU, is no such thing")
+            raise ValueError("not a valid peak, or not a valid GPU")
         return peak, (uuid if isinstance(uuid, str) else None, known)
     record = read_object(line)
     if isinstance(record, Event):

@@ -62,7 +62,7 @@ def _is_batch_known(plans: Plans) -> bool:
 def _batch(plans: Plans) -> str:
     given = plans.as_is.variant
     if not _is_batch_known(plans):
-        return "its own batch, whose size is not known,"
+        return "its own batch (of unknown size)"
     if given.accumulation == 1:
         return f"a batch of {plans.batch_size} at once"
     return f"a batch of {plans.batch_size} as {given.micro_batch} x {given.accumulation}"

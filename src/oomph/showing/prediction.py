@@ -39,8 +39,8 @@ def print_prediction(prediction: Prediction) -> None:
         more = format_bytes(prediction.outputs_bytes)
         print_prose(
             console,
-            f"a loop that keeps `outputs` until the next step needs {more} more:"
-            " --keeps outputs counts it",
+            f"{more} more is needed if your loop keeps `outputs` until the next step:"
+            " --keeps outputs includes it",
         )
     _print_parts(console, prediction)
     print_prose(console, _moment(prediction))

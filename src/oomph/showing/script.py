@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from oomph.records.script import ScriptChanges
 
 _MOST_LINES = 8  # of invented values
-_ASSUMED = "assumed: the {} of what the model is given, as no DataLoader says it"
+_ASSUMED = "assumed: the {} of the model's input, since no DataLoader says it"
 
 
 def print_seen(console: Console, seen: Seen) -> None:
@@ -67,13 +67,13 @@ def _many(count: int) -> str:
 def _batch(seen: Seen) -> str:
     if not seen.is_batch_known:
         times = f", {seen.accumulation} backwards a step" if (seen.accumulation or 1) > 1 else ""
-        return f"the batch size is not known: {seen.batch_doubt}{times}"
+        return f"the batch size is unknown: {seen.batch_doubt}{times}"
     assert seen.micro_batch is not None  # noqa: S101 - it is known
     if not seen.has_stepped:
         return f"batches of {seen.micro_batch}; no optimizer step was seen"
     accumulation = seen.accumulation or 1
     whole = f" = {seen.micro_batch * accumulation}" if accumulation > 1 else ""
-    says = "the DataLoader draws so many" if seen.batch_from == "loader" else _ASSUMED
+    says = "from the DataLoader" if seen.batch_from == "loader" else _ASSUMED
     return (
         f"micro-batch {seen.micro_batch} ({says.format(seen.batch_from)})"
         f" x {accumulation}{whole} for one optimizer step"

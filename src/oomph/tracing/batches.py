@@ -55,7 +55,7 @@ def _check_it_grows(batch: Any, made: Any, num_examples: int, sizes: list[int]) 
     if _shapes(made) == _shapes(batch(2 * num_examples)):
         raise UsageError(
             f"batch({num_examples}) does not have {num_examples} examples",
-            because=f"batch({2 * num_examples}) is as large; the first dimensions of its tensors"
+            because=f"batch({2 * num_examples}) is no larger; the first dimensions of its tensors"
             f" are {sizes[:5]}",
             attempt="making n examples: torch.zeros(n, ...), or a list of n",
         )
@@ -90,9 +90,9 @@ def _examples_of(batch: Any, batch_size: int) -> int:
     if others:
         because = f"{others[0]} has {sizes[others[0]]} rows, and other tensors have {num}"
     raise UsageError(
-        "where the examples of the workload's batch are is not certain",
+        "oomph cannot tell where the examples are in the workload's batch",
         because=because,
-        attempt="a function that makes n of them: batch=lambda n: ...",
+        attempt="a function that makes n examples: batch=lambda n: ...",
     )
 
 

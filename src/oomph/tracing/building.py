@@ -42,7 +42,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 Note = Callable[[str], None]
 DRAWN = "the model's constructor reads a random value: your run draws another"
-TAKEN = "the model's constructor asks about weights, which have no values here: taken as"
+TAKEN = "the model's constructor reads weights, which have no values in a rehearsal: taken as"
 
 
 class _Mark(weakref.ref):  # type: ignore[type-arg]
@@ -200,7 +200,7 @@ class _Host(TorchDispatchMode):
         if index is None or index.dtype not in _MASKS:
             return (index,)
         if self.is_unknown(index):
-            raise _unknown("how many values a mask chooses")
+            raise _unknown("how many values a mask selects")
         return tuple(index.nonzero().unbind(1))
 
     # ---- reading -------------------------------------------------------------------------------
@@ -228,10 +228,10 @@ class _Host(TorchDispatchMode):
 
 def _unknown(what: str) -> UserCodeError:
     return UserCodeError(
-        f"the model's constructor asks for {what}, which nobody knows here,"
-        f" at {in_words(users_line())}",
-        because=f"tensors of more than {MOST_MADE:,} values are made without memory, so what is"
-        " computed from them has no values",
+        f"the model's constructor at {in_words(users_line())} reads {what}, which is unknown in a"
+        " rehearsal",
+        because=f"tensors of more than {MOST_MADE:,} values take no memory in a rehearsal, so they"
+        " have no values",
         attempt="computing that number in plain Python, or from a smaller tensor",
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from oomph.errors import OomphError
 
-STAND_IN = "a stand-in in plain torch for what is called there, or a Workload without it"
+STAND_IN = "plain torch ops in place of what is called there, or a Workload without it"
 _OURS = str(Path(__file__).parents[1])
 _MOST_ELEMENTS = 1 << 24  # that an op is tried with for real: 64 MiB of fp32
 _MOST_TOLD = 4  # tensors of an op
@@ -126,7 +126,7 @@ def refused(error: BaseException, where: str) -> OomphError | None:
     known = "" if _is_deliberate(error) else f"; and please report {report(op)}"
     return OomphError(
         f"oomph cannot rehearse {'a kernel' if op is None else op.function}, called at {where}",
-        because=f"{type(error).__name__}: {told}; that is a limit of oomph's, and not your error",
+        because=f"{type(error).__name__}: {told}; this is a limit of oomph, not an error of yours",
         attempt=f"{STAND_IN}{known}",
     )
 

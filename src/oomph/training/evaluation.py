@@ -32,6 +32,7 @@ _WITHIN, _WITHIN_ROUNDED = 1e-4, 3e-2
 _SAME_SHARE = 1e-9
 _MOST_TRIALS = 6  # of one batch
 
+_JOIN = "join=function, where function(results, sizes) joins the results of the pieces"
 Join = Callable[[Sequence[Any], Sequence[int]], Any]  # (results, examples of each) -> the whole's
 
 
@@ -98,13 +99,13 @@ class Evaluation:
         smaller = self._sizes.failed(num, elements, size)
         if not smaller:
             raise OomphError(
-                "one example does not fit into memory in evaluation",
+                "evaluation runs out of memory even with one example at a time",
                 because=text,
                 attempt="shorter examples, bf16, or a GPU with more memory",
             ) from None
         self._say(
-            f"out of memory in evaluation with {size} of {num} examples at a time:"
-            f" {smaller} at a time. {text}"
+            f"out of memory in evaluation with {size} of {num} examples at a time;"
+            f" trying {smaller} at a time. {text}"
         )
         return smaller
 
@@ -213,8 +214,11 @@ class Evaluation:
                 raise
             release(error)
             if weight is None and _has_number(sample):
-                raise _unknown_mean("two examples do not fit at a time: nobody can try") from None
-            self._say("an evaluation in pieces of one example: nobody can try if they add up")
+                raise _unknown_mean("two examples do not fit into memory at once") from None
+            self._say(
+                "evaluation runs one example at a time. Two do not fit at once, so oomph cannot"
+                " check that examples do not influence each other"
+            )
             return ["mean" if weight is None else weight]
         if _is_number(alone[0]) and is_found:
             counted = list(weighings(both, divisors.found))
@@ -232,7 +236,9 @@ class Evaluation:
             )
             return found[:1] if found[0] in read else found
         if weight is None and _has_number(alone[0]):
-            raise _unknown_mean("the batch does not fit, and its pieces have to be weighted")
+            raise _unknown_mean(
+                "the batch does not fit, so the numbers of its pieces have to be weighted"
+            )
         weight = "mean" if weight is None else weight
         whole = _joined_by(weight, [(first, 1, alone[0]), (second, 1, alone[1])])
         _check_close(whole, together, is_rounded)
@@ -268,13 +274,12 @@ class Evaluation:
 def _check_close(joined: Any, whole: Any, is_rounded: bool) -> None:
     if not _is_close(joined, whole, _WITHIN_ROUNDED if is_rounded else _WITHIN):
         raise UsageError(
-            "pieces of this batch do not give what the whole gives",
-            because="some examples in pieces and together have other results: they are averaged"
-            " over something else, are cut along a dimension that is not the examples', or"
-            " influence each other",
-            attempt="weight=function, which counts what is averaged over; batch_dim=1 where"
-            " examples are in the second dimension; or join=function of (results, examples of"
-            " each)",
+            "evaluating this batch in pieces would change the result",
+            because="some examples give other results together than in pieces: the result is a mean"
+            " over something else, the examples influence each other, or they lie along another"
+            " dimension than the one that is split",
+            attempt="weight=function, which counts what the result is a mean over; batch_dim=1, if"
+            f" the examples lie along the second dimension; or {_JOIN}",
         )
 
 
@@ -284,10 +289,9 @@ def _joined_by(weight: Weight, done: Sequence[tuple[Any, int, Any]]) -> Any:
 
 def _unknown_mean(because: str) -> UsageError:
     return UsageError(
-        "it is not known what the numbers of this evaluation are a mean of",
+        "oomph cannot tell what the numbers of this evaluation are a mean of",
         because=because,
-        attempt='weight= ("mean" over examples, "tokens"), or join=function of (results, examples'
-        " of each)",
+        attempt=f'weight="mean" (over examples) or weight="tokens"; or {_JOIN}',
     )
 
 
@@ -462,7 +466,8 @@ class _Joining:
         if is_same:
             return first
         raise UsageError(
-            f"{path} of several pieces cannot be put together",
-            because=f"it is a {type(first).__name__} that has no row for each example, and differs",
-            attempt="join=function of (results, examples of each)",
+            f"oomph cannot join {path} of several pieces",
+            because=f"it is a {type(first).__name__} without a row for each example, and differs"
+            " between pieces",
+            attempt=_JOIN,
         )

@@ -54,8 +54,8 @@ def dims_given(batch_dim: BatchDim | None) -> Dims:
         if all(dim is None or isinstance(dim, int) for dim in named.values()):
             return Dims(named)
     raise UsageError(
-        f"batch_dim={batch_dim!r:.60} is no dimension",
-        attempt='batch_dim=1, or by name: {"source": 1, "mask": None}; None: not divided',
+        f"batch_dim={batch_dim!r:.60} is not a dimension",
+        attempt='batch_dim=1, or by name: {"source": 1, "mask": None}, where None means not split',
     )
 
 

@@ -76,11 +76,11 @@ def weights_in(
 
 def _cannot_tell(losses: tuple[float, float], together: float) -> UsageError:
     return UsageError(
-        "it cannot be told what the loss is a mean of, and so not what a part of a batch counts",
-        because=f"two examples have {losses[0]:.6g} and {losses[1]:.6g}, together {together:.6g}:"
-        " no sum and no mean over examples or labels",
-        attempt="weight=function, which counts what the loss is a mean of in a batch; or"
-        ' weight="mean", if parts may count otherwise than in the whole',
+        "oomph cannot tell what the loss is a mean of, and so not how to weight parts of a batch",
+        because=f"two examples have losses of {losses[0]:.6g} and {losses[1]:.6g}, together"
+        f" {together:.6g}: neither a sum nor a mean over examples or labels",
+        attempt="weight=function, where function(batch) returns what the loss divides by; or"
+        ' weight="mean" to count examples anyway',
     )
 
 

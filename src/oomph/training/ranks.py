@@ -90,7 +90,7 @@ class Ranks:
         if any(each.process_group != self._group for each in replicas):
             raise UsageError(
                 "this model has DistributedDataParallel parts in different process groups",
-                because="all ranks of a step have to agree, and these are not the same ranks",
+                because="all ranks have to agree on each step, and these groups differ",
                 attempt="one process group for all parts",
             )
         self.num_ranks = distributed.get_world_size(self._group)
@@ -167,7 +167,7 @@ class Ranks:
             raise OomphError(
                 "the other ranks do not answer",
                 because=" ".join(str(error).split())[:200],
-                attempt="the logs of the other ranks: one of them has ended",
+                attempt="reading the logs of the other ranks: one of them has probably ended",
             ) from error
         return [int(each) for each in said.tolist()]
 
@@ -179,7 +179,9 @@ class Ranks:
         while True:
             least = self.vote(at, Said.DONE if is_done else Said.AGAIN)
             if least is Said.NO_WAY:
-                raise recovery.nothing_left(f"rank {self.worst} found no way to run its part")
+                raise recovery.nothing_left(
+                    f"rank {self.worst} could not fit its part of the batch into memory"
+                )
             if least is Said.FAILED:
                 raise self.failed_elsewhere()
             if least is Said.DONE or not is_done:
@@ -201,9 +203,9 @@ class Ranks:
     def failed_elsewhere(self) -> OomphError:
         """What ranks raise that have not failed themselves."""
         return OomphError(
-            f"rank {self.worst} failed in this step, so no rank takes it",
+            f"rank {self.worst} failed in this step, so no rank has updated",
             because="all ranks step together, or none does",
-            attempt=f"the error that rank {self.worst} shows. Weights and optimizer are those of"
+            attempt=f"reading the error of rank {self.worst}. Weights and optimizer are those of"
             " the last whole step, on all ranks",
         )
 
@@ -294,11 +296,11 @@ def no_way(ranks: Ranks | None, recovery: Recovery, error_text: str) -> OomphErr
 
 def _apart() -> UsageError:
     return UsageError(
-        "the ranks are not at the same place of the training loop",
+        "the ranks are at different points of the training loop",
         because="they call step(batch), flush() and optimizer.step() in different orders, or one"
         " has more batches than another",
-        attempt="loaders that give each rank as many batches (DistributedSampler), and the same"
-        " accumulate on all ranks",
+        attempt="loaders that give every rank the same number of batches (DistributedSampler), and"
+        " the same accumulate on all ranks",
     )
 
 
@@ -394,8 +396,8 @@ def _refuse_late_wrapper(*_: Any) -> None:
     if DistributedDataParallel._active_ddp_module is not None:
         raise UsageError(
             "this model is called through a DistributedDataParallel that oomph was not given",
-            because="ranks have to agree after an out-of-memory error on one, and do not know of"
-            " each other",
+            because="after an out-of-memory error on one rank all ranks have to agree, and oomph"
+            " does not know the others",
             attempt="Stepper(DistributedDataParallel(model), ...)",
         )
 
@@ -428,10 +430,11 @@ def _refuse_kind(thing: Any) -> None:
 
 def _refused(called: str) -> UsageError:
     return UsageError(
-        f"{called} is not trained in pieces",
+        f"oomph cannot train {called} in pieces",
         because="its forward, backward or step waits for other GPUs: an out-of-memory error on one"
         " would leave the others waiting",
-        attempt="torch's DistributedDataParallel, or a plan that fits without (plan.to_code())",
+        attempt="torch's DistributedDataParallel; or, without oomph's recovery, a plan that fits"
+        " (plan.to_code())",
     )
 
 
@@ -460,9 +463,10 @@ def _check_again(model: DistributedDataParallel) -> None:
     """What may have been put on since. Raises UsageError."""
     if model._join_config.enable:
         raise UsageError(
-            "pieces cannot be run within model.join()",
-            because="it counts the forwards of each rank, and ranks have pieces of other sizes",
-            attempt="loaders that give each rank as many batches (DistributedSampler)",
+            "oomph cannot train in pieces within model.join()",
+            because="it counts the forwards of each rank, and ranks may run different numbers of"
+            " pieces",
+            attempt="loaders that give every rank the same number of batches (DistributedSampler)",
         )
     _refuse_if(
         {

@@ -241,12 +241,12 @@ class OwnRollback(Rollback):
         rest = f" and {len(dropped) - 1} more" if len(dropped) > 1 else ""
         if any(id(parameter) in self._own for parameter in dropped):
             return (
-                f"gradients that were there before the step are dropped ({first}{rest}), as by"
-                " zero_grad before backward. Stepper(..., keeps_gradients=True) adds to them"
+                f"oomph dropped gradients from before the step ({first}{rest}), as zero_grad()"
+                " would. Stepper(..., keeps_gradients=True) adds to them instead"
             )
         return (
-            f"no optimizer of this Stepper has {first}{rest}: gradients that the last step left"
-            " there are dropped. requires_grad_(False) saves their time and memory"
+            f"no optimizer of this Stepper updates {first}{rest}, so oomph drops the gradients that"
+            " each step leaves there. requires_grad_(False) saves their time and memory"
         )
 
     def _find_parameters(self) -> None:
@@ -263,9 +263,9 @@ class OwnRollback(Rollback):
 def _both_accumulate() -> UsageError:
     return UsageError(
         "two Steppers accumulate gradients of the same parameters",
-        because="another one has begun a step, and its gradients would be added to this one's",
-        attempt="one Stepper with both optimizers: Stepper(model, [one, other], loss); or flush()"
-        " before the other begins",
+        because="another Stepper has begun a step, and its gradients would be added to this one's",
+        attempt="one Stepper with both optimizers: Stepper(model, [one, other], loss); or"
+        " flush() on one before the other begins",
     )
 
 

@@ -181,9 +181,9 @@ class State:
 def cannot_be_set_back(names: list[str]) -> OomphError:
     rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return OomphError(
-        "the attempt that ran out of memory cannot be undone",
-        because=f"its forward has written {names[0]}{rest}, and there is no copy of what was there",
-        attempt="the last checkpoint, with a micro_batch= that fits from the beginning",
+        "oomph cannot undo the attempt that ran out of memory",
+        because=f"its forward changed {names[0]}{rest}, and there is no copy of the old values",
+        attempt="loading the last checkpoint, with a micro_batch= that fits from the start",
     )
 
 

@@ -53,14 +53,13 @@ _SAME_IN_HALF, _OTHER_IN_HALF = 2e-2, 0.2
 _SAME_SHARE = 1e-9
 _UNDIVIDED = 1e-6  # of a gradient: nearer than other examples ever are
 _SAME_LOSS = 1e-3  # relative; TF32 and kernels of other sizes included
-_WRONG_BUT = "if training may differ from that of whole batches"
-_WARN = 'on_difference="warn"'
-_COUNT = "weight=function, which counts in a batch what the loss divides by"
+_TRAIN_ANYWAY = 'on_difference="warn" to train anyway'
+_COUNT = "weight=function, where function(batch) returns what the loss divides by"
 _SUM = "nothing: it is a sum"
 # What models and losses raise that do not take a piece of some size, or cut in some way.
 _REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
-_DOES_NOT_FIT = "not even two examples fit into memory at once"
-_IS_SINGLE = "the batch has a single example"
+_DOES_NOT_FIT = "two examples do not fit into memory at once"
+_IS_SINGLE = "the batch has only one example"
 
 
 class Trial:
@@ -268,8 +267,8 @@ class SplitCheck:
         if self._rivals and self._num_checked >= _MOST_CHECKS:
             self._rivals = []
             self._say(
-                "what the loss divides by cannot be told for certain: pieces of a batch count by"
-                f" {_given(self._division.weight or 'mean')}. weight= says by what"
+                "oomph cannot tell for certain what the loss divides by, and weights the pieces of"
+                f" a batch by {_used(self._division.weight)}. Pass weight= to set it"
             )
         return True
 
@@ -505,7 +504,7 @@ class SplitCheck:
         found.unknown = None
         if not ran.is_finite or ran.is_empty:
             if not found.matches:
-                found.unknown = "gradients are 0 or not finite for some examples"
+                found.unknown = "the gradients of some examples are zero or not finite"
             return False
         within = _SAME_LOSS if found.is_forward_only else self._hard_tolerance
         _, found.residual = fitted(ran.whole, ran.pieces)
@@ -513,7 +512,7 @@ class SplitCheck:
             found.is_exact, found.matches = False, []
             is_mixed = found.whole is not None and bool(found.whole.draws.mixing)
             if not ran.is_repeatable and not is_mixed:
-                found.unknown = "the model draws random numbers that cannot be drawn again"
+                found.unknown = "the model uses random numbers that oomph cannot repeat"
             return True
         among = None if is_first else {said for _, said in found.matches}
         found.matches = self._matches(ran, found, within, among)
@@ -627,13 +626,13 @@ class SplitCheck:
         if found.error is not None:
             raise self._not_taken(found, found.error)
         if found.unknown is not None:
-            text = f"it cannot be told what pieces of a batch count: {found.unknown}"
+            text = f"oomph cannot tell how to weight the pieces of a batch: {found.unknown}"
             if found.unknown == _IS_SINGLE and given is None:
-                self._say(f"{text}. Batches are weighted by their examples; weight= says by what")
+                self._say(f"{text}. It counts examples; pass weight= if the loss is another mean")
             elif given is None:
-                self._differs(text, "weight=..., which says what the loss is a mean of")
+                self._differs(text, "weight=, to say what the loss is a mean of")
             else:
-                self._say(f"{text}. They count by {_given(given)}, as you said")
+                self._say(f"{text}. It uses {_given(given)}, as you asked")
             return
         self._differs(*_coupled(found, where))
 
@@ -644,17 +643,21 @@ class SplitCheck:
                 self._rivals = _rivals(found, _given(given)) if isinstance(given, str) else []
                 return
             others = [said for _, said in matches]
-            says = f"the loss is a mean over {others[0]}" if others else "it is something else"
+            says = (
+                f"the loss is a mean over {others[0]}"
+                if others
+                else "the loss divides by something else"
+            )
             if others and matches[0][0] == "sum":
                 says = "the loss is a sum"
             self._differs(
-                f"pieces of a batch do not count by {_given(given)}: {says}",
+                f"{_given(given)} is wrong: {says}",
                 _suggested(matches),
             )
             return
         if not matches:
             self._differs(
-                "the loss divides by something that differs between examples, and that oomph does"
+                "the loss divides by something that differs between examples and that oomph does"
                 " not recognise",
                 _COUNT,
             )
@@ -668,9 +671,11 @@ class SplitCheck:
         if weight == "mean":
             return
         if weight == "sum":
-            self._say("the loss is a sum over examples: the pieces of a batch are added up")
+            self._say("the loss is a sum over examples, so oomph adds up the pieces of a batch")
         else:
-            self._say(f"the loss is a mean over {said}: pieces of a batch are weighted by these")
+            self._say(
+                f"the loss is a mean over {said}, so oomph weights pieces of a batch by these"
+            )
 
     def _as_before(self, found: _Found) -> tuple[Weight, str] | None:
         """What batches counted by before a checkpoint, if this one may count by it, too."""
@@ -700,11 +705,13 @@ class SplitCheck:
         """Raises UsageError, unless it was told to go on."""
         if self._on_difference == "raise":
             raise UsageError(
-                "this batch cannot be split without changing the training",
+                "splitting this batch would change the training",
                 because=what,
-                attempt=f"{attempt}; or {_WARN}, {_WRONG_BUT}",
+                attempt=f"{attempt}; or {_TRAIN_ANYWAY}",
             )
-        self._say(f"training differs from that of whole batches: {what}. Try {attempt}")
+        self._say(
+            f"training in pieces differs from training on whole batches: {what}. Try: {attempt}"
+        )
 
     def _say(self, text: str) -> None:
         """Once, though another kind of batch is checked again."""
@@ -718,10 +725,10 @@ class SplitCheck:
         told = " ".join(str(error).split())[:200]
         refused = UsageError(
             "this batch cannot be split",
-            because=f"it has {_shapes(found.batch)}, and however it is cut, pieces fail:"
-            f" {type(error).__name__}: {told}",
-            attempt='batch_dim={"name": 1}, the dimension of its examples, or {"name": None} to'
-            " give it whole to every piece; or split=function and count=function",
+            because=f"it has {_shapes(found.batch)}, and the model fails on its pieces, however"
+            f" they are cut: {type(error).__name__}: {told}",
+            attempt='batch_dim={"name": 1} to name the dimension of the examples, or {"name": None}'
+            " to pass a tensor whole to every piece; or split=function and count=function",
         )
         refused.__cause__ = error
         return refused
@@ -730,29 +737,34 @@ class SplitCheck:
         if found.dims is self._division.dims or found.dims is examples.FIRST:
             return
         self._division.dims = found.dims
-        parts = [
-            f"{path or 'the batch'} along dimension {dim}" if dim is not None else f"{path} not"
-            for path, dim in found.dims.named.items()
+        named = found.dims.named
+        cut = [
+            f"{path or 'it'} along dimension {dim}"
+            for path, dim in named.items()
+            if dim is not None
         ]
+        whole = [path for path, dim in named.items() if dim is None]
+        passed = f", and passes {', '.join(whole)} whole to every piece" if whole else ""
         self._say(
-            f"the batch has {found.num} examples, and is divided so: {', '.join(parts)}."
-            f" batch_dim={dict(found.dims.named)!r} says so beforehand"
+            f"the batch has {found.num} examples: oomph splits {', '.join(cut)}{passed}. Pass"
+            f" batch_dim={dict(named)!r} to set this beforehand"
         )
 
     def _tell_of_norms(self) -> None:
         name = next(_norms_in_training(self._model), None)
         if name is not None:
             self._say(
-                f"{name} (BatchNorm) normalises each piece of a batch by itself: training differs"
-                " from that of whole batches. GroupNorm, or BatchNorm in eval, would not"
+                f"BatchNorm ({name}) normalises each piece of a batch by itself, so training"
+                " differs from training on whole batches. GroupNorm, or BatchNorm in eval mode,"
+                " avoids this"
             )
 
     def _tell_of_rounding(self, found: _Found) -> None:
         if not found.is_forward_only and (found.residual or 0) > self._tolerance:
             self._say(
-                f"gradients of pieces differ by {found.residual:.2g} from that of the whole batch."
-                " Half precision cannot tell whether that is rounding, or training that differs:"
-                " oomph check does, in fp64"
+                f"gradients of pieces differ by {found.residual:.2g} from those of the whole batch."
+                " In half precision oomph cannot tell rounding from a real difference:"
+                " `oomph check` can, in fp64"
             )
 
     def _tell_of_writes(self, found: _Found) -> None:
@@ -760,7 +772,8 @@ class SplitCheck:
             rest = f" (and {len(found.written) - 1} more)" if len(found.written) > 1 else ""
             self._say(
                 f"{found.written[0]}{rest} changes in every forward: once for each piece of a"
-                " batch, and not once a step. Training differs from that of whole batches"
+                " batch instead of once a step. Training differs a little from training on whole"
+                " batches"
             )
 
 
@@ -808,9 +821,10 @@ def _of_some(count: Callable[[Any], Any], said: str) -> Callable[[Any], Any]:
         value = count(batch)
         if not float(value):
             raise UsageError(
-                f"a piece of the batch has none of {said}, which the loss divides by",
-                because="it may add something to the loss of the whole, and cannot be weighted",
-                attempt="a larger micro_batch=; or weight=function, with 0 for what adds nothing",
+                f"a piece of the batch has none of {said}",
+                because="the loss divides by these, so oomph cannot weight that piece",
+                attempt="a larger micro_batch=; or weight=function, where function(batch) returns 0"
+                " for a piece that adds nothing to the loss",
             )
         return value
 
@@ -823,7 +837,17 @@ def _bounds(found: _Found) -> list[tuple[int, int]]:
 
 
 def _given(weight: Weight) -> str:
-    return f'weight="{weight}"' if isinstance(weight, str) else "a function"
+    return f'weight="{weight}"' if isinstance(weight, str) else "your weight function"
+
+
+def _used(weight: Weight | None) -> str:
+    return (
+        "examples"
+        if weight in (None, "mean")
+        else str(weight)
+        if isinstance(weight, str)
+        else "a count of its own"
+    )
 
 
 def _counts(weighing: Weighing, ran: _Ran) -> list[float]:
@@ -834,15 +858,23 @@ def _suggested(matches: Sequence[tuple[Weight, str]]) -> str:
     if not matches:
         return _COUNT
     weight = matches[0][0]
-    return f'weight="{weight}"' if isinstance(weight, str) else "no weight=: oomph finds this one"
+    return (
+        f'weight="{weight}"'
+        if isinstance(weight, str)
+        else "leaving weight= out: oomph finds this one"
+    )
 
 
 def _coupled(found: _Found, where: Finding | None) -> tuple[str, str]:
     """What differs, and what to do."""
-    by = f" (by {found.residual:.2g} of the gradient)" if found.residual is not None else ""
+    by = (
+        f" (relative difference of the gradients: {found.residual:.2g})"
+        if found.residual is not None
+        else ""
+    )
     if where is None:
-        what = f"its examples depend on each other{by}, or are in another dimension"
-        return what, "batch_dim=, if it is the dimension"
+        what = f"its examples depend on each other, or lie along another dimension{by}"
+        return what, "batch_dim=, if the examples lie along another dimension"
     return f"in {where.where}, {where.what}{by}", where.do
 
 

@@ -229,9 +229,9 @@ class Stepper:
             self._load(state)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(
-                "this is no state of such a Stepper",
+                "this state does not belong to this Stepper",
                 because=f"{type(error).__name__}: {error}",
-                attempt="the model, optimizer and options that it was saved with",
+                attempt="a Stepper with the model, optimizer and options that it was saved with",
             ) from error
 
     def _load(self, state: dict[str, Any]) -> None:

@@ -417,8 +417,8 @@ class Attempts:
         """What has been accumulated; None between two steps. Raises UsageError within a batch."""
         if self._is_inside:
             raise UsageError(
-                "a batch is being run: there is no state to save",
-                attempt="saving after its last piece",
+                "a Stepper has no state to save in the middle of a batch",
+                attempt="saving after the last piece",
             )
         if not self.is_begun:
             return None
@@ -441,7 +441,7 @@ class Attempts:
         parameters = self._rollback.own_parameters()
         pairs = list(zip(parameters, state["gradients"], strict=True))
         if any(gradient is not None and p.shape != gradient.shape for p, gradient in pairs):
-            raise ValueError("gradients are of other shapes than the parameters")
+            raise ValueError("its gradients have other shapes than the parameters")
         for parameter, gradient in pairs:
             if gradient is not None:  # a copy: the state may be loaded again
                 gradient = gradient.to(parameter.device, parameter.dtype, copy=True)

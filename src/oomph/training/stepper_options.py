@@ -58,9 +58,9 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
         name = type(inside).__name__
         if _wants_a_closure(inside):
             raise UsageError(
-                f"{name} cannot be stepped from outside",
-                because="its step calls a closure that runs the whole batch again",
-                attempt=f"a loop of your own for {name}; or AdamW, SGD and the like",
+                f"a Stepper cannot run {name}",
+                because="its step needs a closure that runs the whole batch again",
+                attempt="a loop of your own; or an optimizer without a closure, such as AdamW",
             )
 
 
@@ -93,21 +93,21 @@ def check_state(state: Any, number: int, *, has_scaler: bool) -> None:
     """Raises UsageError for what is no state of such a Stepper."""
     if not isinstance(state, dict) or not state.keys() >= _KEYS:
         raise UsageError(
-            "this is no state of a Stepper",
+            "this is not the state of a Stepper",
             because=f"it is a {type(state).__name__} without"
             f" {', '.join(sorted(_KEYS - set(state if isinstance(state, dict) else ())))}",
-            attempt="what Stepper.state_dict() gave",
+            attempt="what Stepper.state_dict() returned",
         )
     if state["format"] != number:
         raise UsageError(
-            f"the state of a Stepper has format {state['format']!r:.40}",
-            because=f"this version of oomph reads {number}",
-            attempt="the version that saved it",
+            f"this Stepper state has format {state['format']!r:.40}",
+            because=f"this version of oomph reads format {number}",
+            attempt="the version of oomph that saved it",
         )
     if (state["scaler"] is not None) is not has_scaler:
-        saved, here = ("with", "without") if not has_scaler else ("without", "with")
+        saved, here = ("without", "has one") if has_scaler else ("with", "has none")
         raise UsageError(
-            f"the state was saved {saved} a loss scaler, and this Stepper is {here} one",
+            f"this state was saved {saved} a loss scaler, and this Stepper {here}",
             attempt='the same precision="fp16" or scaler= as before',
         )
 

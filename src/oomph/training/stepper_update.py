@@ -215,7 +215,7 @@ class Update:
         raise OomphError(
             "the optimizer's step does not fit into memory",
             because=self._text(failure),
-            attempt="oomph plan, for an optimizer in 8 bits or on the host. Weights and"
+            attempt="oomph plan, to find an 8-bit optimizer or one on the host. Weights and"
             " optimizer are those of the last whole step",
         ) from None
 
@@ -229,17 +229,17 @@ class Update:
         return OomphError(
             f"the optimizer failed on rank {worst} in the middle of its step",
             because="this rank has stepped and that one has not, or only in part",
-            attempt=f"the error that rank {worst} shows, and the last checkpoint;"
-            ' Stepper(..., copies="always") keeps a copy of each step',
+            attempt=f"reading the error of rank {worst}, then loading the last checkpoint;"
+            ' Stepper(..., copies="always") can undo such a step',
         )
 
     def _stepped_though_failed(self) -> OomphError:
         worst = self.ranks.worst if self.ranks else 0
         return OomphError(
             f"the optimizer failed on rank {worst}",
-            because="all ranks end together. Those that failed have received the weights and the"
+            because="all ranks stop together. Those that failed have received the weights and the"
             " optimizer states of those that have stepped",
-            attempt=f"the error that rank {worst} shows. Weights and optimizer are those after"
+            attempt=f"reading the error of rank {worst}. Weights and optimizer are those after"
             " this step, on all ranks",
         )
 

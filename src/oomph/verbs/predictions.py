@@ -258,9 +258,9 @@ def refuse_keeps(keeps: str | None) -> None:
 
     if keeps is not None:
         raise UsageError(
-            "what a script keeps of its model's outputs cannot be said",
-            because="it is rehearsed as it is, and `seen:` tells what it keeps",
-            attempt="the same without --keeps",
+            "`keeps` applies to workloads, not to scripts",
+            because="a script is rehearsed as it is, and `seen:` says what its loop keeps",
+            attempt="leaving it out",
         )
 
 

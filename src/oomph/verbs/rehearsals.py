@@ -244,7 +244,7 @@ def in_short(error: Exception) -> str:
     if isinstance(error, OomphError):
         return error.what + (f" ({error.because})" if error.because else "")
     said = " ".join(str(error).split())[:_MOST_SAID]
-    return f"oomph failed with it, which is its own fault: {type(error).__name__}: {said}"
+    return f"an error in oomph itself, please report it: {type(error).__name__}: {said}"
 
 
 def _step(rehearser: Rehearser, variant: Variant) -> Footprint:

@@ -62,7 +62,9 @@ def _hold_what_cannot_vary(rehearser: ScriptRehearser, asked: Asked) -> None:
         if asked.batch_size is not None:
             _ = rehearser.micro_batch  # raises
         doubt = rehearser.seen.batch_doubt
-        rehearser.hold_batch(f"the batch size is not known ({doubt}), so nothing can divide it")
+        rehearser.hold_batch(
+            f"the batch size is unknown ({doubt}), so oomph cannot divide the batch"
+        )
         return
     # What a search asks for first: it is rehearsed once.
     small = Variant(micro_batch=SMALL, accumulation=2, precision=rehearser.own.precision)

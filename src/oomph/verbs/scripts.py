@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 # Of one rehearsal: an import of a large library on a slow disk, and the data of an epoch.
 _LIMIT, _USUAL_LIMIT = "OOMPH_REHEARSAL_LIMIT", "10m"  # how long one rehearsal may take
 _GUESSED = (
-    "no DataLoader feeds the model, and {}, the first dimension of what it is given, could not be"
-    " varied"
+    "no DataLoader feeds the model, and the first dimension of its input, {}, could not be varied"
 )
 SMALL = 2  # examples, of the rehearsals with which a plan begins
 _MOST_MICRO_STEPS = 2  # more are like the second
@@ -79,7 +78,7 @@ class ScriptRehearser:
             return self.given.micro_batch
         if self.seen.micro_batch is None:
             raise UsageError(
-                "the batch size of the script is not known",
+                "the batch size of the script is unknown",
                 because=self.seen.batch_doubt,
                 attempt="a Workload, which says what a batch is",
             )
@@ -236,13 +235,13 @@ def _why_not_added_up(seen: Seen) -> str | None:
     """Why a step of the script cannot be made of several of its steps; None if it can."""
     if seen.num_optimizers > 1:
         return (
-            f"the script has {seen.num_optimizers} optimizers: which gradients each of them adds up"
-            " is the script's to say"
+            f"the script has {seen.num_optimizers} optimizers, and oomph cannot tell which"
+            " gradients each of them should accumulate"
         )
     if seen.num_backwards > (seen.accumulation or 1):
         return (
-            f"the script calls backward {seen.num_backwards} times for one batch: it cannot be told"
-            " from outside what is to be added up"
+            f"the script calls backward {seen.num_backwards} times for one batch, and oomph cannot"
+            " tell what to accumulate"
         )
     return None
 

@@ -91,7 +91,7 @@ def test_an_op_that_cannot_be_pretended_is_called_a_limit_of_oomph(
     told = str(caught.value)
     op, more = OF_OOMPH[text]
     assert f"oomph cannot rehearse {op}" in told or f"oomph cannot rehearse aten.{op}" in told
-    assert "that is a limit of oomph's, and not your error" in told
+    assert "this is a limit of oomph, not an error of yours" in told
     assert more in told
     assert "train.py:10" in told
     assert "by itself" not in told
@@ -137,9 +137,9 @@ WHERE = {
     "repo/src/models/vit.py": ("import src.models.vit", "PYTHONPATH=.. before"),
     "repo/src/core_net/vit.py": ("from core_net.vit import x", "PYTHONPATH=../src before"),
     "repo/scripts/inner/blocks.py": ("import blocks", "PYTHONPATH=inner before"),
-    "repo/utilz.py": ("import utils", "the name: utils lies nowhere near"),
+    "repo/utilz.py": ("import utils", "the spelling: there is no utils near"),
     "repo/pyproject.toml": ("import my_net", "pip install -e .."),
-    "repo/nothing.txt": ("import utils", "PYTHONPATH= and the folder that utils lies in"),
+    "repo/nothing.txt": ("import utils", "PYTHONPATH=... before the command"),
     "repo/other.txt": ("import cv2_absent", "pip install cv2_absent, if that is"),
 }
 
@@ -170,7 +170,7 @@ def test_a_file_of_a_package_is_told_how_it_is_started(tmp_path: Path) -> None:
     for name, text in {"__init__": "", "sizes": "", "train": "from . import sizes\n"}.items():
         (package / f"{name}.py").write_text(text)
     script = Script(path="trainer/train.py", directory=str(tmp_path))
-    with pytest.raises(UserCodeError, match=r"try: -m trainer.train in its place, from \."):
+    with pytest.raises(UserCodeError, match=r"try: -m trainer.train instead of its path, from \."):
         rehearse_script(script, GPU, Overrides(), apply)
 
 
@@ -381,7 +381,7 @@ model = Unrolled()
     rehearsed(tmp_path, text + LOOP)
     told = [line for line in capfd.readouterr().err.splitlines() if line.startswith(PROGRESS)]
     assert told
-    assert all("ops so far" in line and "given up after 600 s" in line for line in told)
+    assert all("ops so far" in line and "gives up after 600 s" in line for line in told)
     assert any("train.py:" in line for line in told)
 
 

@@ -25,9 +25,11 @@ from oomph.tracing.script.users_line import in_words, users_line
 _OF_NUMBERS = ("empty", "ones", "rand", "randn", "zeros")
 RESIZED = "the batch was changed by cutting or repeating tensors of the script, not by its loader"
 
-_NO_TENSOR = "no DataLoader feeds the model, and it is given no tensor with a row for each example"
-_ROW = "no DataLoader feeds the model, and what it is given has one row"
-_UNEVEN = "the batches of the DataLoader differ in the number of their examples"
+_NO_TENSOR = (
+    "no DataLoader feeds the model, and its input has no tensor with a row for each example"
+)
+_ROW = "no DataLoader feeds the model, and its input has one row"
+_UNEVEN = "the batches of the DataLoader differ in their number of examples"
 
 
 class BatchSize:

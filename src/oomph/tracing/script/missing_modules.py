@@ -50,7 +50,7 @@ def advice(missing: str, script: Path, directory: Path) -> str:
     folders = list(_folders(script.parent, directory))
     for folder in folders:
         if _lies_in(folder, missing):
-            return f"PYTHONPATH={_short(folder)} before the command: {missing} lies there"
+            return f"PYTHONPATH={_short(folder)} before the command: {missing} is there"
     root = next((folder for folder in folders if _is_project(folder, package)), None)
     if root is not None:
         return f"pip install -e {_short(root)}: {package} is the project that the script belongs to"
@@ -58,9 +58,9 @@ def advice(missing: str, script: Path, directory: Path) -> str:
         return f"another version of {package}: the one that is installed has no {missing}"
     alike = difflib.get_close_matches(package, _names_near(folders), 1, cutoff=0.75)
     if alike:
-        return f"the name: {package} lies nowhere near the script, but {alike[0]} does"
+        return f"the spelling: there is no {package} near the script, but there is {alike[0]}"
     if package in _OWN_NAMES:
-        return f"PYTHONPATH= and the folder that {package} lies in, before the command"
+        return f"PYTHONPATH=... before the command, with the folder that holds {package}"
     known = _PACKAGES.get(package)
     if known is not None:
         return f"pip install {known}"
@@ -76,7 +76,11 @@ def advice_on_relative_import(script: Path) -> str | None:
     if len(names) == 1 and root.name.isidentifier():  # a package without an __init__.py
         names.insert(0, root.name)
         root = root.parent
-    return None if len(names) == 1 else f"-m {'.'.join(names)} in its place, from {_short(root)}"
+    return (
+        None
+        if len(names) == 1
+        else f"-m {'.'.join(names)} instead of its path, from {_short(root)}"
+    )
 
 
 def _folders(*starts: Path) -> Iterator[Path]:

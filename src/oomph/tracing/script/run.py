@@ -266,7 +266,7 @@ def _watch_the_clock(limit_s: float, rehearsal: Any, hand_over: HandOver) -> Non
 
 def _tell(how_far: str, passed_s: float, limit_s: float) -> None:
     """Where the script cannot have replaced it. Whoever has no terminal may keep what is told."""
-    left = f"given up after {limit_s:.0f} s"
+    left = f"oomph gives up after {limit_s:.0f} s"
     with contextlib.suppress(OSError):
         os.write(2, f"{PROGRESS}after {passed_s:.0f} s {how_far} ({left})\n".encode())
 

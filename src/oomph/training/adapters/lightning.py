@@ -129,8 +129,8 @@ class GuardHooks:
             if num > 1 and self._options.get("weight") is None and not self._has_told_of_means:
                 self._has_told_of_means = True
                 _say(
-                    f"{name} runs in pieces: what it logs and returns is averaged over examples."
-                    ' Guard(weight="tokens") where it is a mean over tokens'
+                    f"{name} runs in pieces, and oomph averages what it logs and returns over"
+                    ' examples. If these are means over tokens, pass Guard(weight="tokens")'
                 )
 
         def guarded(batch: Any, *others: Any, **keywords: Any) -> Any:

@@ -276,8 +276,8 @@ class _Ranges:
 
 # ---- what is not emulated ------------------------------------------------------------------------
 
-_GRAPHS = "nothing is queued on it: every op runs at once, on the CPU"
-_SENSORS = "it is no hardware and has no sensors"
+_GRAPHS = "every op on it runs immediately, on the CPU"
+_SENSORS = "it is not hardware and has no sensors"
 _POOLS = "its allocator has one pool for each stream"
 _HANDLES = "there is no CUDA library behind it"
 _REFUSED_CLASSES = {
@@ -326,7 +326,7 @@ def _refusal(name: str, because: str | None = None) -> NotEmulated:
     return NotEmulated(
         f"the emulated GPU has no {name}",
         because=because or _POOLS,
-        attempt='leave it out where torch.cuda.get_device_name() says "oomph\'s emulated GPU"',
+        attempt='skipping it where torch.cuda.get_device_name() says "oomph\'s emulated GPU"',
     )
 
 
