@@ -209,7 +209,13 @@ class Job:
         """fails_at: by the number of the step, after which piece of each attempt."""
         torch.manual_seed(1)
         step = oomph.Stepper(
-            self.model, self.optimizer, self.loss, micro_batch=4, say=lambda _: None, **options
+            self.model,
+            self.optimizer,
+            self.loss,
+            micro_batch=4,
+            say=lambda _: None,
+            on_difference="ignore",
+            **options,
         )
         step._recovery.sizes.failed = lambda *_: 4  # type: ignore[method-assign]
         for number in range(1, STEPS + 1):
@@ -374,7 +380,11 @@ def test_what_the_users_loop_writes_between_steps_is_no_reason_to_refuse() -> No
             return value
 
         step = oomph.Stepper(
-            model, torch.optim.SGD(model.parameters(), 0.1), loss, say=lambda _: None
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            loss,
+            say=lambda _: None,
+            on_difference="ignore",
         )
         torch.manual_seed(1)
         for number in range(STEPS):
@@ -398,7 +408,7 @@ def test_a_lazy_module_that_fails_while_it_is_made_is_named() -> None:
             raise torch.OutOfMemoryError(MESSAGE)
         return calls[-1].mean()
 
-    step = oomph.Stepper(model, optimizer, loss, say=lambda _: None)
+    step = oomph.Stepper(model, optimizer, loss, say=lambda _: None, on_difference="ignore")
     with pytest.raises(OomphError, match="cannot undo") as caught:
         step(torch.randn(NUM, WIDTH).double())
     assert "0.weight" in (caught.value.because or "")
@@ -452,7 +462,9 @@ def test_an_error_of_the_users_is_raised_even_if_not_all_can_be_set_back() -> No
         return value
 
     optimizer = torch.optim.SGD(model.linear.parameters(), 0.1)
-    step = oomph.Stepper(model, optimizer, loss, micro_batch=4, say=said.append)
+    step = oomph.Stepper(
+        model, optimizer, loss, micro_batch=4, say=said.append, on_difference="ignore"
+    )
     x = torch.randn(NUM, WIDTH).double()
     step(x)
     step(x)
@@ -475,7 +487,9 @@ def test_tricks_that_are_switched_on_stay_on() -> None:
     def is_recomputed(model: Any) -> bool:
         return all("forward" in vars(block) for block in model)
 
-    step = oomph.Stepper(model, torch.optim.SGD(model.parameters()), loss, say=lambda _: None)
+    step = oomph.Stepper(
+        model, torch.optim.SGD(model.parameters()), loss, say=lambda _: None, on_difference="ignore"
+    )
     step(torch.randn(NUM, WIDTH).double())
     assert is_recomputed(model)
 
@@ -518,7 +532,13 @@ def test_what_the_loop_writes_between_batches_of_a_step_stays(fails_at: int, is_
 
         optimizer = torch.optim.SGD(model.linear.parameters(), 0.1)
         step = oomph.Stepper(
-            model, optimizer, loss, accumulate=3, micro_batch=4, say=lambda _: None
+            model,
+            optimizer,
+            loss,
+            accumulate=3,
+            micro_batch=4,
+            say=lambda _: None,
+            on_difference="ignore",
         )
         step._recovery.sizes.failed = lambda *_: 4  # type: ignore[method-assign]
         torch.manual_seed(1)
