@@ -193,7 +193,7 @@ def test_one_of_two_may_be_trained_by_hand(by_hand: str) -> None:
 
 def test_clipping_counts_the_gradients_of_its_own_network_only() -> None:
     gan, (batch, *_) = Gan(), batches()
-    _, step_g = STEPPERS["both models"](gan)
+    _, step_g = steppers("both models", gan)
     clipped = oomph.Stepper(gan.both, gan.opt_g, lambda _, b: gan.loss_of_g(b), clip_grad_norm=1e9)
     other = Gan()
     other.loss_of_g(batch).backward()
