@@ -168,7 +168,11 @@ def weighings(batch: Any, divisors: Sequence[Divisor]) -> Iterator[Weighing]:
     Where torch's own loss divides, its targets are looked for in the batch: they tell what counts,
     which values are ignored, and the weights of classes.
     """
-    found = {path: t for path, t in leaves(batch) if isinstance(t, torch.Tensor)}
+    # Labels first: where nothing is ignored in a batch, its inputs may be the same numbers. In a
+    # tuple they come after the inputs.
+    tensors = [(path, t) for path, t in leaves(batch) if isinstance(t, torch.Tensor)]
+    tensors.sort(key=lambda each: _is_called_labels(each[0]))
+    found = dict(reversed(tensors))
     if divisors and all(d.ignored == divisors[0].ignored for d in divisors):
         yield from _weighings_read(found, divisors[0])
     for counted, count in _WAYS:
@@ -193,6 +197,10 @@ def _weighings_read(found: Mapping[str, Any], divisor: Divisor) -> Iterator[Weig
                 said = f"the values of {name} that are not {divisor.ignored}"
             count = _counter(path, divisor, _weights_in(found, divisor), shift=shift)
             yield Weighing(said, count, is_read=True, is_of_labels=tensor.dim() > 1)
+
+
+def _is_called_labels(path: str) -> bool:
+    return any(name in path.lower() for name in ("label", "target"))
 
 
 def _weights_in(found: Mapping[str, Any], divisor: Divisor) -> str | None:
