@@ -132,10 +132,31 @@ def report() -> str:
     return as_console("oomph report last", "\n".join(lines))
 
 
+def causes() -> str:
+    """What the report says of causes that are known, simulated by tests/explaining/causes.py."""
+    from explaining.causes import CAUSES, NEAR_MISSES, Cause
+
+    def row(cause: Cause) -> str:
+        report = cause.report()
+        lead = report.verdict
+        beside = [found.kind for found in report.findings[1:] if found is not lead]
+        told = ", ".join(f"`{kind}`" for kind in beside) or "-"
+        unsaid = ", ".join(f"`{kind}`" for kind in cause.silent) or "-"
+        said = f"`{lead.kind}` [{lead.confidence}]"
+        return f"| {cause.name} | {cause.shows} | {said} | {told} | {unsaid} |"
+
+    head = "| what is the matter | how it shows | what leads | beside it | must stay unsaid |"
+    line = "|---|---|---|---|---|"
+    near = head.replace("what is the matter", "nothing is the matter")
+    return "\n".join(
+        [head, line, *map(row, CAUSES), "", near, line, *map(row, NEAR_MISSES)],
+    )
+
+
 GENERATED: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"plan": plans, "predict": prediction, "line": the_line, "gpus": gpus_table},
     "docs/cli.md": {"help": cli_help},
-    "docs/reports.md": {"report": report},
+    "docs/reports.md": {"report": report, "causes": causes},
     "docs/live.md": {"live": live_view},
 }
 

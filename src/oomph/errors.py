@@ -24,6 +24,7 @@ class OomphError(Exception):
     """What happened, because of what, and what to try next."""
 
     exit_code = EXIT_USAGE
+    printed: tuple[str, ...] = ()  # the last lines of what the user's program wrote before
 
     def __init__(self, what: str, *, because: str | None = None, attempt: str | None = None):
         self.what = what
@@ -41,6 +42,8 @@ class OomphError(Exception):
             lines.append(f"  because: {self.because}")
         if self.attempt:
             lines.append(f"  try: {self.attempt}")
+        if self.printed:
+            lines += ["  the last that it wrote:", *(f"    {line}" for line in self.printed)]
         return "\n".join(lines)
 
     def in_one_line(self) -> str:

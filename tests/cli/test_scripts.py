@@ -352,3 +352,112 @@ def test_a_batch_that_is_moved_once_before_training_is_planned_in_parts(
     told = _planned(train, "\n".join(lines), capsys)
     assert told["plans"]
     assert "accumulation" not in {one["what"] for one in told["rejected"]}
+
+
+REWARDS = """
+import torch
+from torch import nn
+policy = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2)).to("cuda")
+optimizer = torch.optim.Adam(policy.parameters())
+for episode in range(4):
+    kept = [policy(torch.randn(4).to("cuda")).logsumexp(-1) for _ in range(5)]
+    optimizer.zero_grad()
+    torch.stack(kept).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_batch_that_is_not_known_is_not_divided_and_not_called_one(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = _planned(train, REWARDS, capsys)
+    assert told["seen"]["micro_batch"] is None
+    why = {one["what"]: one["why"] for one in told["rejected"]}
+    assert "the batch size is unknown" in why["accumulation"]
+    for asked in (["plan", "train.py", "--diff"], ["predict", "train.py"]):
+        assert main([*asked, "--gpu", "v100-16gb"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "the batch size is unknown" in said
+        assert "the script's own batch" in said
+        assert "1 x 1" not in said
+        assert "the batch stays" not in said
+        assert "samples a second" not in said
+    assert main(["plan", "train.py", "--gpu", "v100-16gb", "--batch-size", "32"]) == 2
+    assert "the batch size of the script is unknown" in capsys.readouterr().err
+
+
+GRAPHS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+class Graphs(Dataset):
+    def __len__(self): return 256
+    def __getitem__(self, i): return torch.randn(7, 16), torch.randint(3, ())
+def collate(batch): return torch.cat([x for x, _ in batch]), torch.stack([y for _, y in batch])
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.head = nn.Linear(16, 2048), nn.Linear(2048, 3)
+    def forward(self, nodes): return self.head(self.up(nodes).relu().view(-1, 7, 2048).mean(1))
+model = Net().cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for x, y in DataLoader(Graphs(), batch_size=64, collate_fn=collate):
+    loss = nn.functional.cross_entropy(model(x.cuda()), y.cuda())
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_a_batch_of_graphs_is_divided_by_graphs(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = _planned(train, GRAPHS, capsys)
+    assert told["batch_size"] == told["seen"]["micro_batch"] == 64
+    assert told["seen"]["num_rows"] == 64 * 7
+    (train / "train.py").write_text(GRAPHS)
+    tight = ["plan", "train.py", "--gpu", "v100-16gb", "--gpu-memory", "385MiB", "--json"]
+    main([*tight, "--prefer", "memory"])
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    assert plans
+    assert all(plan["micro_batch"] * plan["accumulate"] == 64 for plan in plans)
+
+
+def test_a_script_that_traces_or_stops_its_parent_is_rehearsed_all_the_same(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attack = """
+import ctypes, os, signal
+libc = ctypes.CDLL(None)
+libc.ptrace(16, os.getppid(), None, None)
+libc.ptrace(0x4206, os.getppid(), None, None)
+os.kill(os.getppid(), signal.SIGSTOP)
+assert os.listdir("/proc/self/fd") and open("/proc/self/environ").read()  # it is like any other
+"""
+    (train / "train.py").write_text(attack + TRAIN)
+    assert main(["predict", "train.py", "--gpu", "t4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seen"]["micro_batch"] == 32
+
+
+def test_the_last_that_a_script_wrote_is_shown_where_it_fails(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+import os, subprocess, sys
+print("epoch 0 begins")
+os.write(2, b"a library in C says why\\n")
+subprocess.run(["echo", "and so does a program"])
+sys.stderr.write("  3%|###   | 3/100 [00:01<00:31]\\r")
+print("\\x1b[31mthe disk\\x1b[0m")
+raise RuntimeError("broken")
+"""
+    (train / "train.py").write_text(text)
+    assert main(["predict", "train.py", "--gpu", "t4"]) == 2
+    told = capsys.readouterr().err
+    assert "RuntimeError: broken" in told
+    shown = told[told.index("the last that it wrote:") :]
+    for line in ("epoch 0 begins", "a library in C says why", "and so does a program", "the disk"):
+        assert line in shown
+    assert "3/100" not in shown
+    assert "\x1b" not in shown
+    (train / "train.py").write_text(text.replace("raise RuntimeError", "os._exit(3) #"))
+    assert main(["predict", "train.py", "--gpu", "t4"]) == 2
+    assert "a library in C says why" in capsys.readouterr().err

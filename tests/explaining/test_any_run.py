@@ -45,6 +45,7 @@ GPUS = st.builds(
     busy_source=st.sampled_from(["buffered", "polled", None]),
     is_used=st.booleans(),
     cuda_index=RANKS,
+    link_bytes_per_s=FLOATS,
 )
 
 
@@ -75,6 +76,7 @@ def gpu_spans(draw: st.DrawFn) -> list[GpuSpan]:
                 sm_active_ratio=draw(RATIOS),
                 memory_active_ratio=draw(RATIOS),
                 received_bytes=draw(SIZES),
+                sent_bytes=draw(SIZES),
             )
         )
         at_s = ended_s + draw(st.sampled_from([0.0, 0.0, 5.0]))
@@ -89,6 +91,10 @@ HOSTS = st.builds(
     busiest_cpu_cores=FLOATS,
     memory_bytes=SIZES,
     num_processes=COUNTS,
+    others_cpu_cores=FLOATS,
+    stolen_cpu_cores=FLOATS,
+    throttled_ratio=RATIOS,
+    swapped_in_bytes=SIZES,
 )
 STEPS = st.builds(
     StepSpan,

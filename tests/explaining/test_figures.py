@@ -241,3 +241,12 @@ def test_a_polled_peak_says_how_far_apart_the_looks_were() -> None:
 
     assert misses() == "a peak shorter than 200 ms can have been missed"
     assert misses(looks_apart_s=1.0) == "a peak shorter than 1000 ms can have been missed"
+
+
+def test_pauses_have_the_names_of_their_phases_also_where_torch_told_no_peak() -> None:
+    events = [event(40, "phase", "evaluation", rank=0), event(60, "phase", "training", rank=0)]
+    events += [event(40, "phase", "training", rank=1)]
+    run = run_of(spans((40, 0.9), (20, 0.0), (40, 0.9)), events=events)
+    (figures,) = diagnose(run).gpus
+    assert figures.busy
+    assert [gap.phase for gap in figures.busy.gaps] == ["evaluation"]

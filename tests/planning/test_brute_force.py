@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from oomph.planning.choices import Choices, Question, choices_for, variants
 from oomph.planning.planner import Known, search, stability_of
-from oomph.planning.search import NEAR_RATIO, STABILITIES, Checked
+from oomph.planning.search import (
+    NEAR_RATIO,
+    STABILITIES,
+    WORTH_MEMORY_RATIO,
+    WORTH_TIME_RATIO,
+    Checked,
+)
 from oomph.planning.tricks import NAMES, levers_of
 from oomph.predicting.ways import Ways
 from oomph.records.plan import Preference
@@ -125,7 +131,16 @@ def test_the_best_plan_is_the_best_of_all(
         return
     assert found.best is not None
     chosen = next(one for one in every if one.variant == found.best)
-    assert (chosen.step_s, *chosen.mildness) == (expected.step_s, *expected.mildness)
+    if (chosen.step_s, *chosen.mildness) != (expected.step_s, *expected.mildness):
+        # With more tricks it is worse in nothing else, and clearly better in something.
+        assert chosen.mildness[1] > expected.mildness[1] > 0
+        assert chosen.mildness[0] <= expected.mildness[0]
+        assert chosen.step_s <= expected.step_s
+        assert chosen.reserved_bytes <= expected.reserved_bytes
+        is_faster = chosen.step_s * (1 + WORTH_TIME_RATIO) < expected.step_s
+        assert (
+            is_faster or chosen.reserved_bytes * (1 + WORTH_MEMORY_RATIO) < expected.reserved_bytes
+        )
     if prefer == "memory":
         assert chosen.reserved_bytes == expected.reserved_bytes
     assert found.shown[0] == found.best

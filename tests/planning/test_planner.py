@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from oomph.errors import UsageError
 from oomph.planning.choices import Choices, Question, choices_for, variants
-from oomph.planning.planner import Found, Known, search, stability_of, varied
+from oomph.planning.planner import (
+    Found,
+    Known,
+    num_changes,
+    num_inexact,
+    search,
+    stability_of,
+    varied,
+)
 from oomph.planning.search import NEAR_RATIO, STABILITIES, Candidate, Checked, find_front
 from oomph.planning.tricks import BATCH_SIZE, levers_of
 from oomph.records.plan import Preference
@@ -82,9 +90,9 @@ def axes(variant: Variant, world: World) -> tuple[float, ...]:
     """The time, the memory, and what else a plan may cost; the less the better."""
     levers, seconds = levers_of(variant), world.seconds(variant)
     return (
-        inf if seconds is None else seconds,
+        inf if seconds is None else seconds * 8 / variant.batch_size,
         world.device_bytes(variant),
-        STABILITIES.index(stability_of(levers)),
+        STABILITIES.index("changes" if variant.batch_size != 8 else stability_of(levers)),
         variant.num_gpus,
         world.known().host_bytes(variant),
         len(levers),
@@ -142,6 +150,69 @@ def test_every_plan_that_is_shown_keeps_the_batch_unless_another_was_allowed(
         return
     for shown in found.shown:
         assert shown.batch_size == asked.batch_size or BATCH_SIZE in asked.allow
+
+
+# ---- the recommended plan against its own table ------------------------------------------------
+
+ALLOWED = replace(
+    choices_for(
+        plain(batch_size=8, allow=frozenset({"lora", "sgd", "pure-bf16", BATCH_SIZE})), ("blocks",)
+    ),
+    precisions=("fp32", "bf16", "pure-bf16"),
+    optimizers=("as-is", "fused", "sgd"),
+    attentions=("as-is",),
+    losses=("as-is", "chunked"),
+    in_backward=(False,),
+    offload_activations=(False,),
+)
+
+
+@whatever_it_takes
+@given(worlds, st.sampled_from(PREFERENCES), st.sampled_from([SMALL, ALLOWED]))
+def test_no_row_of_the_table_is_better_than_the_recommended_plan_at_no_cost(
+    world: World, prefer: Preference, choices: Choices
+) -> None:
+    found = found_in(world, prefer, choices)
+    if found.best is None or not levers_of(found.best):  # nothing to do is worth something
+        return
+
+    def all_axes(one: Variant) -> tuple[float, ...]:
+        return (*axes(one, world)[:5], num_changes(one, choices), num_inexact(one, choices))
+
+    best = all_axes(found.best)
+    for shown in found.shown[1:]:
+        its = all_axes(shown)
+        assert not (its != best and all(a <= b for a, b in zip(its, best, strict=True))), shown
+
+
+@whatever_it_takes
+@given(worlds, st.sampled_from(PREFERENCES))
+def test_what_was_allowed_is_recommended_only_where_it_is_needed(
+    world: World, prefer: Preference
+) -> None:
+    found = found_in(world, prefer, ALLOWED)
+    if found.best is None:
+        return
+    known = [one for one in variants(ALLOWED) if world.known().is_known(one)]
+    accepted = ("yes",) if found.is_certain else ("yes", "uncertain")
+    fitting = [one for one in known if world.check(one).fits in accepted]
+    fewest = min(num_changes(one, ALLOWED) for one in fitting)
+    assert num_changes(found.best, ALLOWED) == fewest
+
+
+def test_a_batch_that_fits_is_not_made_smaller_for_a_little_time() -> None:
+    choices = replace(
+        ALLOWED, precisions=("fp32",), optimizers=("as-is",), losses=("as-is",), adapters=("none",)
+    )
+    known = Known(
+        is_known=lambda _: True,
+        least_bytes=lambda _: 50,
+        seconds=lambda one: one.accumulation * (1.0 if one.batch_size == 8 else 0.4),
+        check=lambda _: Checked(device_bytes=50, fits="yes"),
+    )
+    found = search(choices, known, 100)
+    assert found.best == Variant(micro_batch=8)
+    assert any(one.batch_size < 8 for one in found.shown)  # it is an offer
 
 
 # ---- how many ----------------------------------------------------------------------------------

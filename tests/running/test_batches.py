@@ -8,9 +8,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+)
 
-from oomph.running.batches import BatchSizes, TimedLoader, num_batches_in, num_samples_in
+from oomph.running.batches import (
+    BatchSizes,
+    TimedLoader,
+    num_batches_in,
+    num_drawn_by,
+    num_samples_in,
+)
 
 
 class Slow(Dataset[torch.Tensor]):
@@ -80,6 +93,31 @@ def test_sizes_that_begin_to_change_late_are_noticed_within_sixteen_batches() ->
     truth = [8] * 100 + [4 + number % 3 for number in range(100)]
     found, _ = asked(truth, 200)
     assert found[116:] == truth[116:]
+
+
+def _counted(loader: Any, batches: Any) -> list[int | None]:
+    sizes = BatchSizes(num_batches_in(loader), None, num_drawn_by(loader))
+    found = []
+    for number, batch in enumerate(batches):
+        if number >= sizes.ask_at:
+            sizes.ask(number, batch)
+        found.append(sizes.size)
+    return found
+
+
+def test_a_loader_says_how_many_samples_a_batch_has_whose_rows_are_something_else() -> None:
+    data = TensorDataset(torch.zeros(20, 7))
+    nodes = DataLoader(data, batch_size=4, collate_fn=lambda b: torch.cat([x for (x,) in b]))
+    assert _counted(nodes, nodes) == [4] * 5
+    sampled = DataLoader(
+        data,
+        batch_sampler=BatchSampler(SequentialSampler(data), 4, drop_last=False),
+        collate_fn=lambda b: torch.stack([x for (x,) in b], 1),
+    )
+    assert _counted(sampled, sampled) == [4] * 5
+    usual = DataLoader(data, batch_size=8)
+    assert _counted(usual, usual) == [8, 8, 4]  # the last is short, and its rows count
+    assert _counted([torch.zeros(3)], [torch.zeros(3)]) == [3]
 
 
 class Endless(IterableDataset[torch.Tensor]):

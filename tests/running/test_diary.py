@@ -13,19 +13,21 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oomph import verbs
 from oomph.errors import Unreadable
 from oomph.records.run import Ending, Event, Peak
 from oomph.running import line_files
 from oomph.running.diary import this_host
-from oomph.running.diary_reader import read_ending, read_run
+from oomph.running.diary_reader import read_ending, read_run, read_start
 from oomph.running.run_lines import GPU_SPANS, LONGEST_LINE_BYTES, object_line, read_object
 from oomph.running.run_places import find_directory, make_directory, new_id, runs_directory
-from oomph.running.run_summaries import summarise
+from oomph.running.run_summaries import SUMMARY, summarise
 from oomph.running.step_log import StepLog
 from running.diaries import CLOCK_S, gpu, gpu_span, host_span, new_diary, start_of
 
@@ -381,6 +383,122 @@ def test_a_summary_says_whether_a_run_goes_on(tmp_path: Path) -> None:
     assert ended is not None
     assert (ended.state, ended.exit_code, ended.duration_s) == ("ended", 3, 9.0)
     assert summarise(tmp_path / "nothing") is None
+
+
+def test_a_run_of_before_the_newest_columns_is_read_without_a_complaint(tmp_path: Path) -> None:
+    diary = new_diary(tmp_path)
+    diary.add_spans([gpu_span(0), gpu_span(1)], [host_span(0), host_span(1)])
+    diary.close()
+    newer = {
+        "gpu-1s-0.jsonl": {"sent_bytes"},
+        "host-1s-0.jsonl": {"others_cpu_cores", "stolen_cpu_cores", "throttled_ratio"}
+        | {"swapped_in_bytes"},
+    }
+    for name, columns in newer.items():
+        header, *rows = map(json.loads, (tmp_path / name).read_text().splitlines())
+        kept = [n for n, column in enumerate(header["columns"]) if column not in columns]
+        assert len(kept) == len(header["columns"]) - len(columns)
+        header["columns"] = [header["columns"][n] for n in kept]
+        lines = [header, *([row[n] for n in kept] for row in rows)]
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    events = (tmp_path / "events.jsonl").read_text()
+    assert '"link_bytes_per_s":null' in events
+    (tmp_path / "events.jsonl").write_text(events.replace(',"link_bytes_per_s":null', ""))
+    run = read_run(tmp_path)
+    assert warnings_of(tmp_path) == []
+    assert run.gpu_spans == (replace(gpu_span(0), sent_bytes=None), gpu_span(1))
+    assert run.host_spans == (host_span(0), host_span(1))
+    assert run.gpus == (gpu(),)
+
+
+def test_a_run_that_has_ended_is_summed_up_once_and_then_read_from_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary = new_diary(tmp_path)
+    diary.add(Ending(at_s=9.0, exit_code=3))
+    diary.close()
+    first = summarise(tmp_path)
+
+    def must_not(*_: Any) -> Any:
+        raise AssertionError("all of it was read again")
+
+    monkeypatch.setattr("oomph.running.run_summaries.read_ending", must_not)
+    monkeypatch.setattr("oomph.running.run_summaries.read_start", must_not)
+    assert summarise(tmp_path) == first
+    assert (tmp_path / SUMMARY).stat().st_mode & 0o077 == 0
+    assert read_run(tmp_path).ending == Ending(at_s=9.0, exit_code=3)
+
+
+def test_a_summary_that_is_older_than_what_is_written_is_made_anew(tmp_path: Path) -> None:
+    later = time.time() + 3600
+    diary = new_diary(tmp_path)
+    diary.flush()
+    killed = summarise(tmp_path, now=later)
+    assert killed is not None
+    assert killed.state == "unknown"
+    assert (tmp_path / SUMMARY).exists()  # so that the next one need not read it all
+    again = summarise(tmp_path, now=later)
+    assert again == killed  # to be summed up is no sign of life
+    diary.add(Ending(at_s=9.0, exit_code=0))
+    diary.close()
+    ended = summarise(tmp_path, now=later)
+    assert ended is not None
+    assert ended.state == "ended"
+
+
+@pytest.mark.parametrize("spoilt", ["", "nonsense\n", "[]\n", '{"schema": 1}\n', "x" * 100_000])
+def test_a_spoilt_summary_costs_nothing_but_time(tmp_path: Path, spoilt: str) -> None:
+    diary = new_diary(tmp_path)
+    diary.add(Ending(at_s=9.0, exit_code=3))
+    diary.close()
+    (tmp_path / SUMMARY).write_text(spoilt)
+    found = summarise(tmp_path)
+    assert found is not None
+    assert found.exit_code == 3
+
+
+def test_a_run_that_cannot_be_written_to_is_summed_up_all_the_same(tmp_path: Path) -> None:
+    diary = new_diary(tmp_path)
+    diary.add(Ending(at_s=9.0, exit_code=3))
+    diary.close()
+    (tmp_path / SUMMARY).mkdir()  # as good as a disk that is full, for root as well
+    found = summarise(tmp_path)
+    assert found is not None
+    assert found.exit_code == 3
+
+
+def test_the_newest_runs_are_found_without_a_look_at_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OOMPH_RUNS", str(tmp_path))
+    for number in range(30):
+        directory = tmp_path / f"20260101-0000{number:02}-abcd"
+        directory.mkdir()
+        new_diary(directory, id=directory.name).close()
+    (tmp_path / "20269999-no-run").mkdir()  # which holds none, and is newer
+    read = list[str]()
+
+    def noted(directory: Path) -> Any:
+        read.append(directory.name)
+        return read_start(directory)
+
+    monkeypatch.setattr("oomph.running.run_summaries.read_start", noted)
+    newest = [f"20260101-0000{number:02}-abcd" for number in (29, 28, 27)]
+    assert [run.id for run in verbs.runs(last=3)] == newest
+    assert read == newest
+    assert len(verbs.runs()) == 30
+    assert verbs.runs(last=0) == ()
+
+
+def test_an_id_that_begins_another_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OOMPH_RUNS", str(tmp_path))
+    for name in ("20260101-000000-abcd", "20260101-000000-abcd2"):
+        (tmp_path / name).mkdir()
+        new_diary(tmp_path / name, id=name).close()
+    assert find_directory("20260101-000000-abcd").name == "20260101-000000-abcd"
+    assert find_directory("abcd2").name == "20260101-000000-abcd2"
 
 
 def test_a_script_that_watches_itself_and_is_halted_still_runs(tmp_path: Path) -> None:

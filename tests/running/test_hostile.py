@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -230,8 +231,39 @@ answer = {{
     }
 
 
-def test_a_user_namespace_of_its_own_gives_the_script_nothing(home: Home) -> None:
+NESTED = f"""
+libc = ctypes.CDLL(None, use_errno=True)
+flags = {{"user": {linux.CLONE_NEWUSER}, "both": {linux.CLONE_NEWUSER | linux.CLONE_NEWNS}}}
+answer = {{}}
+for name, flag in flags.items():
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if libc.unshare(flag) == 0 else ctypes.get_errno())
+    answer[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+answer["programs"] = [
+    subprocess.run(command, shell=True, capture_output=True).returncode
+    for command in ("unshare -U true", "unshare -Ur true", "unshare -Urm true", "unshare -m true")
+]
+try:
+    open("/proc/sys/user/max_user_namespaces", "w").write("9")
+    answer["limit"] = True
+except OSError as error:
+    answer["limit"] = error.errno
+"""
+
+
+def test_no_namespace_of_its_own_gives_the_script_its_capabilities_back(home: Home) -> None:
+    answer = home.do(lambda: run_inside(NESTED))
+    assert answer["user"] == answer["both"] == errno.ENOSPC
+    assert 0 not in answer["programs"]
+    assert answer["limit"] in (errno.EROFS, errno.EACCES)
+
+
+def test_where_nested_namespaces_cannot_be_forbidden_they_give_nothing_and_it_is_said(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a namespace of its own a process has every capability, but not over our mounts."""
+    monkeypatch.setattr(linux, "forbid_namespaces", lambda: False)
     code = f"""
 child = os.fork()
 if child == 0:
@@ -243,7 +275,32 @@ if child == 0:
     os._exit(status)
 answer = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 """
-    assert home.do(lambda: run_inside(code)) == 0
+
+    def found() -> tuple[Any, tuple[str, ...]]:
+        with Sandbox(run_python) as sandbox:
+            return ask(sandbox, code), sandbox.protection.limits
+
+    status, limits = home.do(found)
+    assert status == 0
+    assert any("namespaces of its own" in limit for limit in limits)
+
+
+ATTACH = """
+child = os.fork()
+if child == 0:
+    libc = ctypes.CDLL(None, use_errno=True)
+    zero = ctypes.c_void_p(0)
+    def tried(how, pid):
+        return 0 if libc.ptrace(how, pid, zero, zero) == 0 else ctypes.get_errno()
+    found = [tried(how, pid) for how in (16, 0x4206) for pid in (os.getppid(), 1)]
+    os.kill(os.getppid(), signal.SIGSTOP)
+    os._exit(0 if set(found) == {errno.EPERM} else 1)
+answer = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""  # PTRACE_ATTACH and PTRACE_SEIZE
+
+
+def test_a_script_can_neither_trace_nor_stop_those_who_answer_for_it(home: Home) -> None:
+    assert home.do(lambda: run_inside(ATTACH)) == 0
 
 
 def test_what_this_process_has_open_cannot_be_written_to_from_inside(home: Home) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oomph.sensing.host import ProcessTree, num_cpus
+from oomph.sensing.host import MachineCounters, ProcessTree, num_cpus, read_machine
 from oomph.sensing.host_oom import OomKills, read_oom_kills
 from oomph.sensing.ownership import RUN_TOKEN
 
@@ -101,3 +101,61 @@ def test_a_kernel_that_tells_nothing_is_no_evidence(tmp_path: Path) -> None:
     unknown = read_oom_kills(tmp_path)
     assert unknown == OomKills(None, None)
     assert not OomKills(3, 3).grew_in_group(unknown)
+
+
+# ---- who else is there ---------------------------------------------------------------------------
+
+STAT = """cpu  900 0 0 0 0 0 0 0 0 0
+cpu0 100 20 30 999 999 4 6 50 7 0
+cpu1 1000 0 0 0 0 0 0 0 0 0
+cpu12 200 0 0 0 0 0 0 10 0 0
+intr 1 2 3
+"""
+
+
+def machine(root: Path, **files: str) -> Path:
+    for name, content in files.items():
+        path = root / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return root
+
+
+def test_only_the_cpus_that_the_run_may_use_are_counted(tmp_path: Path) -> None:
+    root = machine(tmp_path, proc__stat=STAT, proc__vmstat="pswpin 3\npswpout 9\n")
+    found = read_machine(frozenset({0, 12}), root)
+    assert found.busy_s == pytest.approx((160 + 200) * TICK_S)  # neither idle, nor for a disk
+    assert found.stolen_s == pytest.approx(60 * TICK_S)
+    assert found.swapped_in_bytes == 3 * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("group", "file"),
+    [
+        ("0::/job/7\n", "sys__fs__cgroup__job__7__cpu_dot_stat"),
+        ("0::/job/7\n", "sys__fs__cgroup__cpu_dot_stat"),  # as a container sees its own
+        ("4:cpu,cpuacct:/job/7\n", "sys__fs__cgroup__cpu__job__7__cpu_dot_stat"),
+        ("9:memory:/x\n4:cpu:/\n", "sys__fs__cgroup__cpu__cpu_dot_stat"),
+    ],
+)
+def test_a_cpu_limit_is_found_in_either_version_of_control_groups(
+    tmp_path: Path, group: str, file: str
+) -> None:
+    told = "usage_usec 5\nnr_periods 40\nnr_throttled 9\nthrottled_usec 3\n"
+    root = machine(tmp_path, proc__self__cgroup=group, **{file: told})
+    found = read_machine(frozenset({0}), root)
+    assert (found.num_periods, found.num_held) == (40, 9)
+
+
+def test_a_kernel_that_tells_nothing_is_unknown(tmp_path: Path) -> None:
+    assert read_machine(frozenset({0}), tmp_path) == MachineCounters()
+
+
+def test_what_others_do_is_all_but_what_the_run_does(shell: subprocess.Popen[bytes]) -> None:
+    tree = ProcessTree(shell.pid, "token of this test", 0.0)
+    began = time.monotonic()
+    time.sleep(1.0)
+    span = tree.look(time.monotonic() - began)
+    others, cores = span.others_cpu_cores or 0.0, span.cpu_cores or 0.0
+    assert 0 <= others + cores <= (num_cpus() or 0) + 0.5  # two clocks that tick in hundredths
+    assert span.swapped_in_bytes is not None

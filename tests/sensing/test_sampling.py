@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from conftest import OnMachine
@@ -14,6 +15,7 @@ from nvml.machine import GIB, NA, Gpu, Mig, NvmlMachine, Proc
 
 from oomph.records.run import Event, GpuSpan
 from oomph.sensing import sampling
+from oomph.sensing.looks import Looks, Percents
 from oomph.sensing.sampling import Sampler
 
 DRIVER_NOT_LOADED, NOT_SUPPORTED, NO_PERMISSION = 9, 3, 4
@@ -168,6 +170,52 @@ def test_a_card_without_an_energy_counter_tells_the_power_of_a_moment(
 ) -> None:
     on_machine([Gpu(energy_mj=NA, power_mw=80_000)])
     assert watching().until_spans(1)[0].power_w == 80.0
+
+
+@pytest.mark.parametrize(("power_mw", "power_w"), [(80_000, 80.0), (NA, None)])
+def test_an_energy_counter_that_stands_still_is_no_power_of_zero(
+    on_machine: OnMachine,
+    watching: Callable[..., Watching],
+    power_mw: Any,
+    power_w: float | None,
+) -> None:
+    on_machine([Gpu(energy_mj=7_000_000, power_mw=power_mw)])
+    assert {span.power_w for span in watching().until_spans(2)} == {power_w}
+
+
+def test_what_goes_over_pcie_is_counted_both_ways_beside_what_the_link_carries(
+    on_machine: OnMachine, watching: Callable[..., Watching]
+) -> None:
+    machine = on_machine(
+        [Gpu(max_pcie_generation=4, max_pcie_width=16)], epoch_ns=time.monotonic_ns()
+    )
+    machine.rate(0, "pcie_tx_bytes", per_second=2_000_000)
+    machine.rate(0, "pcie_rx_bytes", per_second=1_000_000)
+    watched = watching()
+    spans = watched.until_spans(3)[1:]
+    received = sum(span.received_bytes or 0 for span in spans)
+    assert sum(span.sent_bytes or 0 for span in spans) == pytest.approx(2 * received, rel=0.1)
+    assert received > 1_000_000
+    assert watched.sampler.gpus()[0].link_bytes_per_s == pytest.approx(31.5e9, rel=0.01)
+
+
+def test_the_last_span_does_not_end_before_it_begins(
+    on_machine: OnMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's newest sample can lie ahead of our clock, and the end come right after."""
+    on_machine([Gpu()])
+    times = [0.0]
+    sampler = Sampler(clock=lambda: times[-1])
+    sampler.open()
+    sampler.look(ends_turn=False)
+    fetched = iter([Percents([(1.3, 50)], 1.3), Percents([], None)])
+    monkeypatch.setattr(Looks, "busy_percents", lambda _: next(fetched))
+    for now_s in (1.0, 1.1):
+        times.append(now_s)
+        sampler.look(ends_turn=True)
+    spans = sampler.take().spans
+    assert [span.began_s for span in spans] == [0.0, 1.3]
+    assert all(span.began_s <= span.ended_s for span in spans)
 
 
 def test_gpm_tells_how_many_multiprocessors_worked_on_hopper_and_not_before(

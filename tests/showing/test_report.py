@@ -130,4 +130,4 @@ def test_a_comparison_has_both_figures_and_what_came_and_went(
     assert re.search(r"waiting for data +40% +0% +-40 points +better", text)
     assert re.search(r"peak memory +70\.0 GiB +75\.0 GiB +\+7%\s", text)
     assert "gone: the GPU waits for data" in text
-    assert "new: no under-use was seen" in text
+    assert "new: the GPU was kept busy" in text

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import oomph
+from oomph.errors import UsageError
 
 TRAIN = """
 import torch, oomph, collections
@@ -102,3 +103,74 @@ def test_whole_numbers_that_come_back_from_the_gpu_are_those_that_went(
     there = oomph.predict(f"{path}:workload", gpu="t4").allocated_bytes
     path.write_text(SPEECH.replace("LENGTHS", "torch.full((len(batch['x']),), 300)"))
     assert there == oomph.predict(f"{path}:workload", gpu="t4").allocated_bytes
+
+
+OTHERWISE = """
+import torch, oomph
+from torch import nn
+
+class Sees(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3)
+        self.embed, self.lstm = nn.Embedding(64, 64), nn.LSTM(64, 64)
+
+    def forward(self, batch):
+        if "nodes" in batch:
+            return batch["nodes"].new_zeros(batch["num"], 64).index_add(
+                0, batch["which"], batch["nodes"] @ self.embed.weight)
+        if "words" in batch:
+            return self.lstm(self.embed(batch["words"]))[0]
+        return torch.stack([self.conv(image[None]).mean() for image in batch["images"]])
+
+def graphs(n):
+    return {"nodes": torch.zeros(7 * n, 64), "which": torch.arange(n).repeat(7), "num": n}
+
+def images(n):
+    return {"images": [torch.zeros(3, 64, 64) for _ in range(n)]}
+
+def words(n):
+    return {"words": torch.zeros(12, n, dtype=torch.long)}
+
+workload = oomph.Workload(
+    model=Sees,
+    batch=BATCH,
+    loss=lambda model, batch: model(batch).mean(),
+    optimizer=lambda parameters: torch.optim.SGD(parameters),
+    batch_size=8,
+)
+"""
+
+
+@pytest.mark.parametrize("kind", ["graphs", "images", "words"])
+def test_a_function_may_make_its_examples_in_any_layout(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(OTHERWISE.replace("BATCH", kind))
+    whole = oomph.predict(f"{path}:workload", gpu="t4")
+    half = oomph.predict(f"{path}:workload", gpu="t4", micro_batch=4)
+    inputs = {"graphs": 8 * 7 * (64 * 4 + 8), "images": 8 * 3 * 64 * 64 * 4, "words": 8 * 12 * 8}
+    assert (whole.variant.micro_batch, whole.variant.accumulation) == (8, 1)
+    assert (half.variant.micro_batch, half.variant.accumulation) == (4, 2)
+    assert 0 <= whole.by_category["inputs"] - inputs[kind] < 8 * 512  # each is rounded up
+    assert half.by_category["inputs"] < whole.by_category["inputs"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "why"),
+    [
+        ("lambda n: {'words': torch.zeros(12, 5, dtype=torch.long)}", "is no larger"),
+        ("{**graphs(8), 'y': torch.zeros(8)}", r"batch\['nodes'\] has 56 rows, and other"),
+        ("{'images': [torch.zeros(3, 9, 9) for _ in range(8)]}", "it has a list of 8"),
+        (
+            "{'words': torch.zeros(8, 12, dtype=torch.long), 'mask': torch.zeros(12, 12)}",
+            r"batch\['mask'\] has 12 rows, and other tensors have 8",
+        ),
+    ],
+)
+def test_a_batch_whose_examples_are_nowhere_certain_is_refused(
+    batch: str, why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(OTHERWISE.replace("BATCH", batch))
+    with pytest.raises(UsageError, match=why):
+        oomph.predict(f"{path}:workload", gpu="t4")

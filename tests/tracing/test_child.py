@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from typing import Any
 
 import pytest
+import torch
 
-from oomph.errors import UsageError, UserCodeError
+import oomph
+from oomph import Workload
+from oomph.errors import OomphError, UsageError, UserCodeError
+from oomph.records.workload import Variant
+from oomph.tracing import rehearse
 from oomph.tracing.child import in_a_child
+from tracing.script.rehearsed import trained
 
 
 def test_the_result_comes_back_and_this_process_is_untouched() -> None:
@@ -94,3 +102,58 @@ print(in_a_child(lambda: float((large.add(1) @ large).sum())))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert float(done.stdout) == 2 * 2000.0**3
+
+
+def test_an_op_that_cannot_be_pretended_is_no_error_of_the_workload() -> None:
+    def loss(model: Any, batch: Any) -> Any:
+        return torch.linalg.lstsq(model(batch), batch).solution.mean()
+
+    workload = Workload(
+        model=lambda: torch.nn.Linear(8, 8),
+        batch=lambda n: torch.zeros(n, 8),
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters),
+        batch_size=8,
+    )
+    with pytest.raises(OomphError) as raised:
+        oomph.predict(workload, gpu="t4")
+    told = str(raised.value)
+    assert "oomph cannot rehearse aten.linalg_lstsq.default" in told
+    assert "please report aten.linalg_lstsq.default(float32[2, 8]" in told
+    assert f"called at {__file__}:" in told
+
+
+def test_a_rehearsal_that_takes_long_tells_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a loop over time, say, of which a Workload has as many turns as it likes."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        for _ in range(20):
+            batch = model(batch)
+            time.sleep(0.02)
+        return batch.sum()
+
+    monkeypatch.setattr(rehearse, "TELLS_EVERY_S", 0.02)
+    monkeypatch.setattr("sys.stderr", Terminal())
+    workload = Workload(
+        model=lambda: torch.nn.Linear(8, 8),
+        batch=lambda n: torch.zeros(n, 8),
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=2,
+    )
+    trained(workload, Variant(micro_batch=2))
+    assert "allocations so far, in forward" in capfd.readouterr().err
+
+
+class Terminal:
+    """Standard error, which says that somebody looks at it."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        return os.write(2, text.encode())
+
+    def flush(self) -> None: ...

@@ -63,6 +63,20 @@ def test_a_line_speaks_for_nothing_farther_than_it_was_held_against(
     assert kept.find(place, Wish(micro_batch=4), AMPERE) is None
 
 
+def test_a_trace_of_one_micro_batch_alone_speaks_for_that_and_adds_to_the_others(
+    place: tuple[Path, str],
+) -> None:
+    whole = traced(place)
+    kept.keep(place, WISH, AMPERE, replace(whole, traces=whole.traces[-1:]))
+    assert kept.find(place, WISH, AMPERE) is not None
+    assert kept.find(place, Wish(micro_batch=2), AMPERE) is None
+    near = Wish(micro_batch=2)
+    kept.keep(place, near, AMPERE, traced(place, near))
+    found = kept.find(place, WISH, AMPERE)
+    assert found is not None
+    assert found.traces == whole.traces
+
+
 def test_one_example_and_no_accumulation_are_traced_apart(place: tuple[Path, str]) -> None:
     kept.keep(place, WISH, AMPERE, traced(place))
     assert kept.find(place, Wish(micro_batch=1), AMPERE) is None

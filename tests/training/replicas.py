@@ -6,6 +6,7 @@ of it as FOLDER/RANK.json. By itself it asserts nothing.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -160,35 +161,183 @@ def without_a_way(rank: int) -> dict[str, Any]:
     return {"said": said, "is_as_before": is_as_before, **state_of(model)}
 
 
-def refused(_: int) -> dict[str, Any]:
-    def with_hook() -> Any:
-        model = made()
+def coupled(rank: int) -> dict[str, Any]:
+    """The second rank has to split a loss that compares examples. Then both go on with another."""
+
+    def compared(model: Any, batch: Any) -> Any:
+        means = model(batch["x"], batch["is_other"]).mean(1)
+        return (means @ means.t()).logsumexp(1).mean()
+
+    model = made()
+    before = state_of(model)
+    step = stepper(model, compared, weight=None)
+    said = error_of(lambda: step(next(batches(rank))))
+    is_as_before = state_of(model) == before
+    again = stepper(model, weight=None)
+    for batch in batches(rank, 2):
+        again(batch)
+    return {"said": said, "is_as_before": is_as_before, **state_of(model)}
+
+
+def with_hook() -> Any:
+    model = made()
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return stepper(model)
+
+
+def with_builtin_hook() -> Any:
+    model = made()
+    kinds: Any = distributed
+    model._register_builtin_comm_hook(kinds.BuiltinCommHookType.FP16_COMPRESS)
+    return stepper(model)
+
+
+def joined() -> Any:
+    model = made()
+    with model.join():
+        return stepper(model)(next(batches(0)))
+
+
+def normed() -> Any:
+    with oomph.emulated_gpu("64MiB"):
+        model = nn.SyncBatchNorm(3).cuda()
+        return stepper(DistributedDataParallel(model))
+
+
+def divided() -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    return stepper(fully_shard(nn.Linear(4, 4)))
+
+
+def late_hook() -> Any:
+    model = made()
+    step = stepper(model)
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return step(next(batches(0)))
+
+
+def late_wrapper() -> Any:
+    model = Model()
+    wrappers: list[Any] = []
+    step = stepper(model, lambda _, batch: loss_of(wrappers[0], batch))
+    wrappers.append(DistributedDataParallel(model, find_unused_parameters=True))
+    return step(next(batches(0)))
+
+
+def fsdp1() -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return stepper(FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")))
+
+
+def replicated() -> Any:
+    from torch.distributed._composable.replicate import replicate
+
+    return stepper(replicate(nn.Linear(4, 4)))
+
+
+def replicated_by_fsdp() -> Any:
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+
+    inner: Any = replicate(nn.Linear(4, 4))
+    return stepper(nn.Sequential(inner))
+
+
+def tensor_parallel() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2,))
+    return stepper(parallelize_module(nn.Linear(4, 4), mesh, ColwiseParallel()))
+
+
+def zero() -> Any:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = made()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    return oomph.Stepper(model, optimizer, loss_of)
+
+
+def two_groups() -> Any:
+    group = distributed.new_group([0, 1])
+    replicas = [DistributedDataParallel(nn.Linear(4, 4), process_group=group), made()]
+    return stepper(nn.ModuleList(replicas))
+
+
+def named(name: str, place: str) -> Any:
+    """A model of a library that is not here."""
+    return type(name, (nn.Linear,), {"__module__": place})(4, 4)
+
+
+def hook_of_one(rank: int) -> dict[str, Any]:
+    model = made()
+    step = stepper(model)
+    if rank == 1:
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        return stepper(model)
+    return {"said": error_of(lambda: step(next(batches(rank))))}
 
-    def joined() -> Any:
-        model = made()
-        with model.join():
-            return stepper(model)(next(batches(0)))
 
-    def normed() -> Any:
-        with oomph.emulated_gpu("64MiB"):
-            model = nn.SyncBatchNorm(3).cuda()
-            return stepper(DistributedDataParallel(model))
+def apart(rank: int) -> dict[str, Any]:
+    """The second rank ends its epoch before the first, once with a batch in hand, once without."""
+    model = made()
+    step = stepper(model, accumulate=2)
+    said = []
+    for num in (1, 2):
+        for batch in batches(rank, num):
+            step(batch)
+        third = functools.partial(step, next(batches(rank)))
+        said.append(error_of(step.flush if rank == 1 else third))
+    for batch in batches(rank, 2):
+        step(batch)
+    return {"said": said, **state_of(model)}
 
-    def divided() -> Any:
-        from torch.distributed.fsdp import fully_shard
 
-        return stepper(fully_shard(nn.Linear(4, 4)))
+def overflown(rank: int) -> dict[str, Any]:
+    """Gradients of the second rank are infinite, once."""
+    model = made()
+    scaler = torch.amp.GradScaler(device())
+    step = stepper(model, scaler=scaler)
+    first, second = batches(rank, 2)
+    step(first)
+    before, scales = state_of(model), [scaler.get_scale()]
+    handle = model.module.body[0].first.weight.register_hook(
+        lambda g: g * float("inf") if rank else g
+    )
+    step(second)
+    handle.remove()
+    scales.append(scaler.get_scale())
+    after = state_of(model)
+    is_as_before = all(
+        after["state"][name] == before["state"][name] for name, _ in model.module.named_parameters()
+    )
+    step(first)
+    return {"is_as_before": is_as_before, "scales": scales, **state_of(model)}
 
-    asked = {
-        "static_graph": lambda: stepper(made(static_graph=True, find_unused_parameters=False)),
-        "hook": with_hook,
-        "join": joined,
-        "norm": normed,
-        "fsdp": divided,
-    }
-    return {name: error_of(ask) for name, ask in asked.items()}
+
+def votes(rank: int) -> dict[str, Any]:
+    """How often ranks agree in each call, when nothing fails."""
+    all_reduce, num = distributed.all_reduce, 0
+
+    def counted(tensor: Any, *args: Any, **keywords: Any) -> Any:
+        nonlocal num
+        num += tensor.dtype == torch.int32
+        return all_reduce(tensor, *args, **keywords)
+
+    by_step = []
+    distributed.all_reduce = counted
+    try:
+        for options in ({}, {"clip_grad_norm": 0.5}, {"accumulate": 2}):
+            step, nums = stepper(made(), **options), []
+            for batch in batches(rank):
+                num = 0
+                step({**batch, "is_other": False})
+                nums.append(num)
+            by_step.append(nums)
+    finally:
+        distributed.all_reduce = all_reduce
+    return {"by_step": by_step}
 
 
 def error_of(work: Callable[[], Any]) -> str:
@@ -204,12 +353,42 @@ def state_of(model: Any) -> dict[str, Any]:
     return {"state": {name: value.cpu().flatten().tolist() for name, value in state.items()}}
 
 
+REFUSED: dict[str, Callable[[], Any]] = {
+    "builtin_hook": with_builtin_hook,
+    "late_hook": late_hook,
+    "late_wrapper": late_wrapper,
+    "fsdp1": fsdp1,
+    "replicate": replicated,
+    "replicate_of_fsdp": replicated_by_fsdp,
+    "tensor_parallel": tensor_parallel,
+    "data_parallel": lambda: stepper(nn.DataParallel(nn.Linear(4, 4))),
+    "deepspeed": lambda: stepper(named("DeepSpeedEngine", "deepspeed.runtime.engine")),
+    "apex": lambda: stepper(named("DistributedDataParallel", "apex.parallel")),
+    "zero": zero,
+    "norm_alone": lambda: stepper(nn.SyncBatchNorm(3)),
+    "two_groups": two_groups,
+    "static_graph": lambda: stepper(made(static_graph=True, find_unused_parameters=False)),
+    "hook": with_hook,
+    "join": joined,
+    "norm": normed,
+    "fsdp": divided,
+}
+
+
+def refused(_: int) -> dict[str, Any]:
+    return {name: error_of(ask) for name, ask in REFUSED.items()}
+
+
+ALONE = (by_torch, accumulated_by_one, refused)
+
+
 def main(folder: Path) -> None:
     distributed.init_process_group("gloo", timeout=timedelta(minutes=5))
     rank = distributed.get_rank()
     torch.set_num_threads(1)
-    found = {work.__name__: work(rank) for work in (by_torch, accumulated_by_one, refused)}
-    for work in (by_batches, by_pieces, accumulated, without_a_way):
+    found = {work.__name__: work(rank) for work in (*ALONE, hook_of_one, apart, votes)}
+    found["overflown"] = overflown(rank)
+    for work in (by_batches, by_pieces, accumulated, without_a_way, coupled):
         with oomph.emulated_gpu(BUDGETS[rank]):
             found[work.__name__] = work(rank)
     (folder / f"{rank}.json").write_text(json.dumps(found))

@@ -86,6 +86,23 @@ def test_tensors_say_where_they_are() -> None:
             x.numpy()
 
 
+def test_empty_tensors_say_where_they_are_and_take_nothing() -> None:
+    with oomph.emulated_gpu("1GiB") as gpu:
+        x = torch.ones(3, device="cuda")
+        before = gpu.allocated_bytes
+        made = [torch.empty(0, device="cuda"), torch.zeros(0, 4, device="cuda"), x.new_zeros(0)]
+        made += [x[x > 5], torch.nonzero(x > 5), made[0] * 2, torch.tensor([], device="cuda")]
+        made += [torch.zeros(0).cuda(), torch.cat([made[0], made[0]])]
+        assert {tensor.device.type for tensor in made} == {"cuda"}
+        assert made[0].cpu().device.type == torch.zeros(0).device.type == "cpu"
+        assert gpu.allocated_bytes == before
+        grown = torch.empty(0, device="cuda")
+        torch.cat([x, x], out=grown)
+        assert gpu.allocated_bytes == before + 512
+        del grown, made
+        assert gpu.allocated_bytes == before
+
+
 def test_the_default_device_can_be_the_gpu() -> None:
     with oomph.emulated_gpu("1GiB"), torch.device("cuda"):
         assert nn.Linear(2, 2).weight.is_cuda

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -21,6 +24,9 @@ ON_GPU = [
     "CUDA out of memory. Tried to allocate more than 1EB memory",
     "HIP out of memory. Tried to allocate 432.00 MiB. GPU 0 has a total capacity of 15.92 GiB",
     "XPU out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 15.11 GiB.",
+    "Allocation is out of device memory on current platform.",
+    "Native API failed. Native API returns: -5 (PI_ERROR_OUT_OF_RESOURCES)",
+    "Invalid buffer size: 24.00 GB",
     "Current platform can NOT allocate memory block with size larger than 4GB!",
     "NPU out of memory. Tried to allocate 52.00 MiB (NPU 0; 60.96 GiB total capacity;",
     (
@@ -63,6 +69,16 @@ OTHERS = [
     "index 10 is out of bounds for dimension 0 with size 4",
     "Trying to backward through the graph a second time",
     "Pin memory thread exited unexpectedly",
+    "Invalid buffer size",
+    "The size of tensor a (4) must match the size of tensor b (8) at non-singleton dimension 1",
+    "CUDA error: invalid device ordinal",
+    "cuBLAS error: CUBLAS_STATUS_EXECUTION_FAILED",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "NCCL communicator was aborted on rank 0",
+    "stack expects each tensor to be equal size",
+    "UR_RESULT_ERROR_DEVICE_LOST",
+    "the allocator ran out of its configured retries",
+    "Allocation of the port failed",
 ]
 
 
@@ -110,3 +126,75 @@ def test_a_real_error_of_the_cpus_allocator_is_known() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert which_memory(caught.value) == "host"
+
+
+# ---- errors that pass another one on -------------------------------------------------------------
+
+
+def raised(outer: BaseException, inner: BaseException, how: str) -> BaseException:
+    try:
+        try:
+            raise inner
+        except BaseException:  # noqa: BLE001 - it is raised below
+            if how == "from it":
+                raise outer from inner
+            if how == "from None":
+                raise outer from None
+            raise outer  # noqa: B904 - what is tested
+    except BaseException as error:  # noqa: BLE001
+        return error
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, Exception])
+def test_an_error_raised_from_a_shortage_is_one(kind: type[Exception]) -> None:
+    passed_on = raised(kind("training step failed"), torch.OutOfMemoryError("?"), "from it")
+    assert which_memory(passed_on) == "gpu"
+    twice = raised(kind("epoch failed"), passed_on, "from it")
+    assert is_out_of_memory(twice)
+
+
+def test_a_bare_runtime_error_in_an_except_block_passes_the_shortage_on() -> None:
+    shortage = torch.OutOfMemoryError("?")
+    assert is_out_of_memory(raised(RuntimeError("forward failed"), shortage, "no from"))
+    mistakes = [AttributeError("x"), KeyError("x"), RecursionError("x"), NotImplementedError("x")]
+    for mistake in mistakes:
+        assert not is_out_of_memory(raised(mistake, shortage, "no from"))
+
+
+def test_from_none_cuts_the_connection() -> None:
+    cut = raised(RuntimeError("shapes do not match"), torch.OutOfMemoryError("?"), "from None")
+    assert which_memory(cut) is None
+    assert cut.__context__ is not None
+
+
+def test_leaving_the_program_is_no_shortage() -> None:
+    shortage = torch.OutOfMemoryError("?")
+    assert which_memory(raised(SystemExit(1), shortage, "from it")) is None
+    assert which_memory(raised(KeyboardInterrupt(), shortage, "from it")) is None
+
+
+def test_errors_that_are_each_others_cause_are_looked_at_once() -> None:
+    one, other = RuntimeError("one"), RuntimeError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert which_memory(one) is None
+
+
+# ---- what people have posted ---------------------------------------------------------------------
+
+_POSTED = Path(__file__).parents[3] / "shared" / "data" / "oom_messages.jsonl"
+_ON_HOST = {"cpu": "host", "host_oom_killer": "workers", "host_shm": "workers"}
+# A browser translated one; the other is a shortage only with expandable segments.
+_NOT_RAISED = {"cuda_v5_translated", "cuda_driver"}
+
+
+@pytest.mark.skipif(not _POSTED.exists(), reason="the messages are not here")
+def test_all_posted_messages_are_known() -> None:
+    posted = [json.loads(line) for line in _POSTED.read_text().splitlines()]
+    wrong = [
+        (one["family"], one["message"])
+        for one in posted
+        if one["family"] not in _NOT_RAISED
+        and which_memory(RuntimeError(one["message"])) != _ON_HOST.get(one["family"], "gpu")
+    ]
+    assert len(posted) >= 100
+    assert wrong == []

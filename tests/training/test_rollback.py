@@ -89,12 +89,12 @@ def test_gradients_that_were_there_come_back() -> None:
 def test_a_buffer_that_does_not_change_is_copied_once() -> None:
     model = Model()
     rollback = taken(model)
-    kept = {key[1]: each.copy for key, each in rollback._buffers._kept.items()}
+    kept = {each.name: each.copy for each in rollback._state._others.kept.values()}
     model(torch.randn(5, 4))
     rollback.take()
-    again = {key[1]: each.copy for key, each in rollback._buffers._kept.items()}
+    again = {each.name: each.copy for each in rollback._state._others.kept.values()}
     assert again["still"] is kept["still"]
-    assert again["running_mean"].eq(model.norm.running_mean).all()
+    assert again["norm.running_mean"].eq(model.norm.running_mean).all()
 
 
 def test_generators_of_python_and_numpy_are_set_back_if_asked_for() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.nn.utils import rnn
 
 from oomph.errors import UsageError
-from oomph.training.examples import elements_per_example, num_examples
+from oomph.training.examples import dims_given, elements_per_example, num_examples
 from oomph.training.splitting import moved, piece_sizes, split
 
 Pair = namedtuple("Pair", ["x", "y"])
@@ -163,6 +163,41 @@ def test_a_tensor_that_could_be_either_is_named() -> None:
     assert "whole=('inner.mask',)" in caught.value.attempt
     pieces = split(batch, [3, 2], whole=("inner.mask",))
     assert all(piece["inner"]["mask"] is batch["inner"]["mask"] for piece in pieces)
+
+
+def test_the_dimension_of_the_examples_is_any_that_is_given() -> None:
+    x, y, mask = torch.arange(24).view(4, 3, 2), torch.arange(12).view(4, 3), torch.ones(3, 3)
+    for batch, dims in (
+        ({"x": x, "y": y, "mask": mask}, {"x": 1, "y": -1, "mask": None}),
+        ((x, y, mask), {0: 1, 1: 1, 2: None}),
+        ({"in": {"x": x}, "y": y.t(), "mask": mask}, {"in.x": 1, "mask": None}),
+    ):
+        given = dims_given({str(name): dim for name, dim in dims.items()})
+        assert num_examples(batch, dims=given) == 3
+        for sizes in ([2, 1], [1, 1, 1]):
+            pieces = [[*leaves(piece)] for piece in split(batch, sizes, dims=given)]
+            assert torch.equal(torch.cat([piece[0] for piece in pieces], 1), x)
+            assert all(piece[2] is mask for piece in pieces)
+    assert [piece[1].tolist() for piece in split((x, y), [2, 1], dims=dims_given(1))] == [
+        y[:, :2].tolist(),
+        y[:, 2:].tolist(),
+    ]
+
+
+def leaves(part: Any) -> Any:
+    if isinstance(part, torch.Tensor):
+        yield part
+        return
+    for each in part.values() if isinstance(part, dict) else part:
+        yield from leaves(each)
+
+
+def test_two_columns_of_two_examples_with_time_first_are_no_list_of_examples() -> None:
+    pair = (torch.arange(6).view(3, 2), torch.arange(6).view(3, 2))
+    for dims in (dims_given(1), dims_given({"0": 1, "1": 1})):
+        first, second = split(pair, [1, 1], dims=dims)
+        assert first[0].tolist() == first[1].tolist() == [[0], [2], [4]]
+        assert second[0].tolist() == [[1], [3], [5]]
 
 
 def test_what_cannot_be_looked_into_is_never_repeated_in_silence() -> None:

@@ -95,6 +95,7 @@ def test_clipping_and_the_scheduler_come_once_for_each_step() -> None:
         job.optimizer,
         job.loss,
         micro_batch=5,
+        on_difference="ignore",
         clip_grad_norm=0.1,
         scheduler=halved(job.optimizer),
     )
@@ -149,7 +150,7 @@ def test_hooks_of_the_optimizer_come_once_for_each_step() -> None:
 
 
 def test_hooks_of_gradients_see_what_they_would_see() -> None:
-    job = Job(micro_batch=4)
+    job = Job(micro_batch=4, on_difference="ignore")
     seen: list[torch.Tensor] = []
     last = list(job.model.parameters())[-1]
     last.register_hook(lambda gradient: seen.append(gradient.clone()))
@@ -243,7 +244,7 @@ def test_sizes_go_down_until_they_fit_and_are_remembered() -> None:
     assert [result.num_ooms for result in results] == [2, 0, 0]
     assert [result.micro_batch for result in results] == [3, 3, 3]
     assert len(job.said) == 2
-    assert "out of memory with 12 of 12 examples at a time: 6 at a time" in job.said[0]
+    assert "out of memory with 12 of 12 examples at a time; trying 6 at a time" in job.said[0]
     assert_same(job, by_hand(data))
 
 
@@ -403,7 +404,7 @@ def num_tensors() -> int:
 
 @pytest.mark.parametrize("where", ["loss", "backward"])
 def test_ctrl_c_in_a_piece_goes_back_to_the_last_whole_step(where: str) -> None:
-    job, data = Job(micro_batch=4), batches(2)
+    job, data = Job(micro_batch=4, on_difference="ignore"), batches(2)
     job.step(data[0])
     weights = job.weights()
     if where == "backward":
@@ -552,6 +553,8 @@ def test_an_optimizer_that_steps_in_backward_is_not_left_in_the_middle_in_silenc
         ({"accumulate": 0}, "0 batches"),
         ({"copies": "often"}, "'often'"),
         ({"weight": "median"}, "'median'"),
+        ({"on_difference": "shrug"}, "'shrug'"),
+        ({"batch_dim": "first"}, "'first'"),
         ({"last_resorts": ("magic",)}, "'magic'"),
         ({"plan": planned(), "precision": "bf16"}, "contradicts the plan"),
         ({"plan": plan_of(num_gpus=2)}, "several"),
@@ -612,3 +615,44 @@ def test_a_batch_that_nobody_could_count_is_counted_and_split_by_functions() -> 
         assert step(batch).num_pieces == -(-5 // size)
         found.append(nn.utils.parameters_to_vector(model.parameters()))
     assert torch.allclose(found[0], found[1], rtol=1e-5)
+
+
+def test_a_schedule_that_fails_leaves_a_whole_step() -> None:
+    """The optimizer has stepped: running statistics are not those of before."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=2)
+    step = oomph.Stepper(model, optimizer, of_rows, scheduler=rates)
+    for number in range(3):
+        before = {name: each.clone() for name, each in model.state_dict().items()}
+        batch = torch.randn(6, 8), torch.randint(0, 4, (6,))
+        if number < 2:
+            step(batch)
+        else:
+            with pytest.raises(ValueError, match="total steps"):
+                step(batch)
+        after = model.state_dict()
+        assert not torch.equal(before["0.weight"], after["0.weight"])
+        assert int(after["1.num_batches_tracked"]) == number + 1
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_batch_within_another_is_refused() -> None:
+    """Each would step with the gradients of both."""
+    job = Job()
+    first, second = batches(2)
+    pieces: Any = job.step.micro(first)
+    with next(pieces) as micro:
+        micro.backward(of_rows(job.model, micro.data))
+    before = [parameter.detach().clone() for parameter in job.model.parameters()]
+    for begin in (lambda: job.step(second), lambda: next(job.step.micro(second)), job.step.flush):
+        with pytest.raises(UsageError, match="while another one is being run"):
+            begin()
+    with pytest.raises(UsageError, match="is being run"):
+        job.step.load_state_dict(Job().step.state_dict())
+    pieces.close()
+    pairs = zip(job.model.parameters(), before, strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    job.step(second)
+    assert_same(job, by_hand([second]))

@@ -75,6 +75,7 @@ class Job:
             device="cuda",
             last_resorts=(),
             say=lambda _: self.used.clear(),  # the batch begins again
+            on_difference="ignore",  # the check of the first split would use examples, too
             **self.kind.options,
             **options,
         )

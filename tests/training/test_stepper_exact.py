@@ -96,6 +96,7 @@ class Run:
             self.loss,
             weight=(lambda b: weight(b[0])) if callable(weight) else self._named(weight),
             last_resorts=(),
+            on_difference="ignore",  # what is used, and where errors strike, is noted
             say=lambda _: None,
             **self.kind.options,
             **options,
@@ -106,6 +107,7 @@ class Run:
             self.injector.disarm()
             return update(factor)
 
+        updated.finish = update.finish  # type: ignore[attr-defined]
         stepper._attempts.update = updated  # type: ignore[assignment]
         return stepper
 

@@ -231,6 +231,21 @@ def test_alone_it_watches_its_gpu_once_a_second_and_tells_eight_figures(
     _at_most_once_a_second(machine, the_run())
 
 
+def test_torchs_peak_is_in_the_report_where_no_driver_knows_its_gpu() -> None:
+    with oomph.emulated_gpu("2GiB") as card, oomph.watching(prints=False) as run:
+        for _ in run.steps([torch.zeros(8, 3)] * 3):
+            held = torch.zeros(50 << 20, device="cuda")
+        peaks = card.peak_allocated_bytes, card.peak_reserved_bytes
+        del held
+    (figures,) = oomph.report().gpus
+    assert (figures.memory.allocated_bytes, figures.memory.peak_bytes) == peaks
+    assert figures.memory.peak_source == "torch"
+    assert figures.memory.total_bytes == 2 << 30
+    assert (figures.is_used, figures.cuda_index, figures.rank) == (True, 0, 0)
+    assert all(found.kind != "no-gpu" for found in oomph.report().findings)
+    assert "exact" in oomph.report().findings[0].evidence[0]
+
+
 def _at_most_once_a_second(machine: NvmlMachine, run: Run) -> None:
     looks = machine.calls("nvmlDeviceGetMemoryInfo_v2")
     assert run.ending is not None
@@ -275,7 +290,9 @@ def test_inside_oomph_watch_it_asks_no_driver_and_reads_what_that_has_seen(
     assert machine.calls() == []
     assert (scalars["gpu/util"], scalars["gpu/mem_used_ratio"]) == (0.3, 0.1)
     assert verbs.runs() == ()
-    assert sum(span.num_steps for span in verbs.load_run(str(directory)).step_spans) == 3
+    told = verbs.load_run(str(directory))
+    assert sum(span.num_steps for span in told.step_spans) == 3
+    assert phases(told)[-1] == "after training"  # so that an export is not taken for a hang
 
 
 # ---- memory that runs out ------------------------------------------------------------------------

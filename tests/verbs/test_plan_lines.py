@@ -13,8 +13,8 @@ from oomph.predicting.footprint import Footprint
 from oomph.predicting.ways import family_of, step_of
 from oomph.records.workload import Variant
 from oomph.sensing.catalog import find
-from oomph.verbs.plan_lines import Lines, Unrehearsed
-from oomph.verbs.rehearsals import Rehearsed, footprint_of_one
+from oomph.verbs.plan_lines import Lines
+from oomph.verbs.rehearsals import Rehearsed, Unrehearsed, footprint_of_one
 
 HOW = Variant(micro_batch=2, accumulation=2)
 

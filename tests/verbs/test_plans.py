@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import oomph
+from oomph.errors import UsageError
+from oomph.planning.choices import variants
+from oomph.planning.search import NEAR_RATIO
 from oomph.planning.tricks import NAMES
 from oomph.predicting.workspace_replays import replay_trace
 from oomph.records.plan import Plans, Preference
+from oomph.records.prediction import Prediction, Verdict
 from oomph.records.workload import Variant
 from oomph.tracing import traces
 from oomph.tracing.many import Rehearser, with_rehearser
 from oomph.training import apply
+from oomph.verbs.plan_search import Search
+from oomph.verbs.rehearsals import Asked, choices_of
 from oomph.verbs.targets import find_target
 
 # 8.4 MB of weights, and 2.5 MiB of activations an example in each block.
@@ -87,7 +99,7 @@ def test_where_no_family_is_a_line_some_micro_batches_are_rehearsed_and_compared
     loss: str, memory: str, tmp_path: Path
 ) -> None:
     workload = file_with(loss, tmp_path)
-    plans = oomph.plan(workload, gpu=GPU, gpu_memory=memory)
+    plans = oomph.plan(workload, gpu=GPU, gpu_memory=memory, allow=["accumulation"])
     assert plans.best is not None
     assert plans.best.fits == "yes"
     assert all(plan.batch_size == 64 for plan in plans)
@@ -109,6 +121,29 @@ def test_a_family_that_a_rehearsal_far_away_refutes_is_left_out_and_no_plan_is_w
     assert_true(plans, workload)
 
 
+def test_a_loss_that_compares_examples_is_not_divided_without_consent(tmp_path: Path) -> None:
+    workload = file_with(FEWER_PAIRS, tmp_path)
+    ask = functools.partial(
+        oomph.plan, workload, gpu=GPU, gpu_memory="900MiB", forbid=["fp16", "checkpointing"]
+    )
+    assert "examples are compared with one another (aten.mm)" in whys(ask())["accumulation"]
+    assert all(plan.variant.accumulation == 1 for plan in ask())
+    allowed = [
+        plan.variant.accumulation > 1 and plan.stability for plan in ask(allow=["accumulation"])
+    ]
+    assert "changes" in allowed
+    assert "same" not in allowed
+
+
+def test_no_largest_micro_batch_is_told_where_pairs_of_examples_would_outgrow_it(
+    tmp_path: Path,
+) -> None:
+    workload = file_with("among_pairs(model(batch), 1)", tmp_path)
+    plans = oomph.plan(workload, gpu=GPU, batch_size=8)
+    assert plans.fits_as_is == "yes"
+    assert plans.largest_micro_batch is None
+
+
 def test_what_another_question_found_to_be_no_line_is_not_told_here(tmp_path: Path) -> None:
     workload = file_with(ODD_IN_FP16, tmp_path)
     both = whys(oomph.plan(workload, gpu=GPU, gpu_memory="900MiB"))
@@ -121,11 +156,147 @@ def test_what_another_question_found_to_be_no_line_is_not_told_here(tmp_path: Pa
 
 def test_micro_batches_of_one_example_need_no_line(tmp_path: Path) -> None:
     workload = file_with(PAIRS.replace("65536", str(1 << 24)), tmp_path)
-    plans = oomph.plan(workload, gpu=GPU, gpu_memory="800MiB", batch_size=8)
+    plans = oomph.plan(workload, gpu=GPU, gpu_memory="800MiB", batch_size=8, allow=["accumulation"])
     assert plans.best is not None
     assert plans.best.micro_batch == 1
     assert plans.best.batch_size == 8
     assert_true(plans, workload)
+
+
+# ---- what only saves memory --------------------------------------------------------------------
+
+# 512 MiB of weights: AdamW and its gradients are three times as much.
+WIDE = """
+import torch, oomph
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(1024, 8192), torch.nn.Linear(8192, 1024)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+workload = oomph.Workload(
+    model=lambda: torch.nn.Sequential(*[Block() for _ in range(8)]),
+    batch=lambda n: torch.zeros(n, 16, 1024),
+    loss=lambda model, batch: model(batch).square().mean(),
+    optimizer=lambda parameters: torch.optim.AdamW(parameters),
+    batch_size=4,
+)
+"""
+
+
+def test_an_optimizer_that_steps_in_backward_is_planned_with_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(WIDE)
+    forbid = ["offload-activations", "offload-optimizer", "checkpointing", "expandable-segments"]
+    plans = oomph.plan(f"{path}:workload", gpu=GPU, gpu_memory="1500MiB", forbid=forbid)
+    alone = oomph.predict(
+        f"{path}:workload",
+        gpu=GPU,
+        gpu_memory="1500MiB",
+        optimizer="8-bit",
+        optimizer_in_backward=True,
+    )
+    assert alone.fits == "yes"
+    assert plans.best is not None
+    assert plans.best.variant == alone.variant
+    assert plans.best.prediction.device_bytes == alone.device_bytes
+    assert plans.best.prediction.step_s == alone.step_s
+
+
+# ---- plans and predictions ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", ["900MiB", "700MiB", "640MiB"])
+def test_what_a_prediction_says_fits_is_not_passed_over(memory: str, tmp_path: Path) -> None:
+    place, name = file_with(PLAIN, tmp_path).rsplit(":", 1)
+    target = find_target(GPU, memory)
+    tricks = "accumulation", "fp16", "checkpointing", "optimizer-in-backward", "8-bit-optimizer"
+    asked = Asked(forbid=frozenset(only(*tricks)))
+
+    def ask(rehearser: Rehearser) -> tuple[Plans, list[tuple[Prediction, Verdict | None]]]:
+        search = Search(asked, target, "train", lambda _: None, draws=False)
+        drawn, rehearsed = search.run(rehearser)
+        every = variants(choices_of(rehearsed, asked, target.capability, 2))
+        figures = search.figures
+        return drawn.plans, [
+            (
+                figures.predicted(one, is_exact=True),
+                figures.check(one).fits if figures.lines.knows(one) else None,
+            )
+            for one in every
+        ]
+
+    capability = traces.kind_of(target.capability)
+    plans, tried = with_rehearser((Path(place), name), capability, apply, ask)
+    assert {told for _, told in tried} > {None}, "nothing was compared"
+    for prediction, told in tried:
+        assert told in (None, prediction.fits), prediction.variant
+    fitting = [prediction for prediction, _ in tried if prediction.fits == "yes"]
+    assert fitting
+    assert len(fitting) < len(tried)
+    assert plans.best is not None
+    assert plans.best.fits == "yes"
+    fastest_s = min(prediction.step_s or inf for prediction in fitting)
+    assert (plans.best.prediction.step_s or inf) <= fastest_s * (1 + NEAR_RATIO)
+
+
+CONVOLVED = """
+import torch, oomph
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = (torch.nn.Conv2d(32, 32, 3, padding=1) for _ in range(2))
+
+    def forward(self, x):
+        return x + self.two(torch.relu(self.one(x)))
+
+workload = oomph.Workload(
+    model=lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 32, 1), Block(), Block()),
+    batch=lambda n: torch.zeros(n, 3, 64, 64),
+    loss=lambda model, batch: model(batch).square().mean(),
+    optimizer=lambda parameters: torch.optim.AdamW(parameters),
+    batch_size=32,
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "memory"),
+    [(TRAIN.replace("LOSS", PLAIN), "700MiB"), (WIDE, "1500MiB"), (CONVOLVED, "900MiB")],
+    ids=["linear", "in backward", "convolutions"],
+)
+def test_a_prediction_of_the_recommended_plan_says_the_same_and_rehearses_nothing(
+    text: str, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    workload = f"{path}:workload"
+    plans = oomph.plan(workload, gpu=GPU, gpu_memory=memory)
+    assert plans.best is not None
+    monkeypatch.setattr("oomph.tracing.traces.trace", None)
+    monkeypatch.setattr("oomph.tracing.traces.trace_exactly", None)
+    monkeypatch.setattr("oomph.tracing.many.with_rehearser", None)
+    variant = plans.best.variant
+    offload = {"activations": variant.offload_activations, "optimizer": variant.offload_optimizer}
+    alone = oomph.predict(
+        workload,
+        gpu=GPU,
+        gpu_memory=memory,
+        micro_batch=variant.micro_batch,
+        precision=variant.precision,
+        checkpointing=variant.checkpointing,
+        optimizer=variant.optimizer,
+        optimizer_in_backward=variant.optimizer_in_backward,
+        offload=[what for what, is_on in offload.items() if is_on],
+        expandable_segments=variant.expandable_segments,
+    )
+    assert replace(alone, notes=()) == replace(plans.best.prediction, notes=())
+    again = oomph.plan(workload, gpu=GPU, gpu_memory=memory)
+    assert again.plans == plans.plans
 
 
 # ---- several GPUs ------------------------------------------------------------------------------
@@ -232,3 +403,106 @@ def test_what_a_model_does_not_bear_is_left_out_and_the_rest_is_planned(
     assert not any(what in {trick.name for trick in plan.tricks} for plan in plans)
     monkeypatch.setattr("oomph.tracing.many.with_rehearser", None)  # and it is known from now on
     assert whys(oomph.plan(workload, gpu=GPU, gpu_memory="1GiB")) == whys(plans)
+
+
+# ---- one way to train that fails ----------------------------------------------------------------
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, place: str, is_hit: Callable[[Any], bool]) -> None:
+    """Let something in the middle of a search raise for some ways to train, and no others."""
+    owner, _, name = place.rpartition(".")
+    original = getattr(import_string(owner), name)
+
+    @functools.wraps(original)
+    def call(self: Any, variant: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_hit(variant):
+            raise IndexError("no block at -0x1 is live")
+        return original(self, variant, *args, **kwargs)
+
+    monkeypatch.setattr(import_string(owner), name, call)
+
+
+def import_string(name: str) -> Any:
+    module, _, kind = name.rpartition(".")
+    return getattr(importlib.import_module(module), kind)
+
+
+@pytest.mark.parametrize(
+    ("place", "hit"),
+    [
+        ("oomph.predicting.ways.Ways.footprint", {"precision": "fp16"}),
+        ("oomph.predicting.ways.Ways.least_bytes", {"optimizer": "fused"}),
+        ("oomph.predicting.ways.Ways.reserved_bytes", {"checkpointing": "blocks"}),
+        ("oomph.predicting.ways.Ways.seconds", {"precision": "fp16"}),
+        ("oomph.verbs.plan_figures.Figures._weights", {"optimizer": "fused"}),
+        ("oomph.tracing.many.Rehearser.trace", {"checkpointing": "blocks"}),
+    ],
+)
+def test_a_way_to_train_that_fails_is_left_out_and_ends_no_plan(
+    place: str, hit: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_hit(variant: Any) -> bool:
+        return all(getattr(variant, name) == value for name, value in hit.items())
+
+    workload = file_with(PLAIN, tmp_path)
+    failing(monkeypatch, place, is_hit)
+    plans = oomph.plan(
+        workload,
+        gpu=GPU,
+        gpu_memory="900MiB",
+        forbid=only("accumulation", "fp16", "fused-optimizer", "checkpointing"),
+    )
+    assert plans.best is not None
+    assert not any(is_hit(plan.variant) for plan in plans)
+    # What is only asked of the plans that are shown may not have been asked of these.
+    is_told = any("no block at -0x1 is live" in why for why in whys(plans).values())
+    assert is_told or place.endswith(("_weights", "reserved_bytes", "footprint"))
+
+
+def test_fused_attention_that_a_model_does_not_bear_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it would be on every other way to train."""
+    from oomph.training import apply as tricks
+
+    original = tricks.put_on_model
+
+    def put_on_model(model: Any, how: Any) -> Any:
+        if how.attention == "sdpa":
+            raise UsageError("Net has no fused attention")
+        return original(model, how)
+
+    monkeypatch.setattr(tricks, "put_on_model", put_on_model)
+    monkeypatch.setattr("oomph.training.possible.attention_is", lambda _: "eager")
+    plans = oomph.plan(file_with(PLAIN, tmp_path), gpu=GPU, gpu_memory="900MiB")
+    assert plans.best is not None
+    assert whys(plans)["sdpa"] == "Net has no fused attention"
+
+
+HF = """
+import torch, oomph
+
+def resnet():
+    from transformers import ResNetConfig, ResNetForImageClassification
+    config = ResNetConfig(depths=[1, 1, 2, 1], hidden_sizes=[16, 32, 64, 128], embedding_size=16)
+    return ResNetForImageClassification(config)
+
+workload = oomph.Workload(
+    model=resnet,
+    batch=lambda n: {
+        "pixel_values": torch.zeros(n, 3, 64, 64), "labels": torch.zeros(n, dtype=torch.long)
+    },
+    loss=lambda model, batch: model(**batch).loss,
+    optimizer=lambda parameters: torch.optim.AdamW(parameters),
+    batch_size=8,
+)
+"""
+
+
+def test_a_model_of_transformers_without_attention_is_planned(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(HF)
+    plans = oomph.plan(f"{path}:workload", gpu=GPU, gpu_memory="2GiB")
+    assert plans.best is not None
+    assert whys(plans)["sdpa"] == "no attention was seen in the model"
+    assert whys(plans)["lora"] == "no linear layers in repeated blocks"

@@ -13,6 +13,7 @@ from explaining.runs import peak, run_of, spans
 import oomph
 from oomph.records.run_summary import RunSummary
 from oomph.units import GIB
+from oomph.verbs import serving
 
 OLD = replace(run_of(spans((10, 0.0), (80, 0.25))), id="20261116-060000-aaaa")
 NEW = replace(
@@ -37,6 +38,23 @@ def test_the_report_of_the_newest_run_needs_no_name() -> None:
 def test_each_run_of_the_list_can_be_reported() -> None:
     assert [oomph.report(run).run for run in oomph.runs()] == [NEW.id, OLD.id]
     assert oomph.report(oomph.runs()[0]).gpus[0].memory.peak_bytes == 60 * GIB
+
+
+def test_the_dashboard_reads_as_many_runs_as_it_lists_and_counts_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(replace(OLD, id="20261115-060000-cccc"), tmp_path)
+    monkeypatch.setattr(serving, "_MOST_RUNS", 2)
+    listed = serving._runs()
+    assert [run["id"] for run in listed["runs"]] == [NEW.id, OLD.id]
+    assert listed["num_runs"] == 3
+    summed_up = {path.parent.name for path in tmp_path.glob("*/summary.json")}
+    assert summed_up == {NEW.id, OLD.id}  # the third was not read
+    page = serving._run("20261115-060000-cccc")
+    assert page is not None
+    assert page["state"] == "ended"
+    assert serving._run("20261115") is None
+    assert serving._run("../20261115-060000-cccc") is None
 
 
 def test_a_run_that_is_not_there_is_an_error_with_a_cure() -> None:

@@ -19,6 +19,7 @@ export interface Variant {
   adapters?: string;
   sharding?: string;
   expandable_segments?: boolean;
+  is_own_batch?: boolean; // of a script, whose size nobody knows
 }
 
 export interface Unknown {
@@ -83,6 +84,7 @@ export interface Plans {
   workload: string;
   gpu: string;
   batch_size: number;
+  is_own_batch?: boolean;
   capacity_bytes: number;
   fits_as_is: Verdict | null; // null, as the next: a single plan does not know
   as_is: Prediction | null;

@@ -20,7 +20,7 @@ export function showPlans(root: HTMLElement, data: Plans): void {
       "p",
       { class: "eyebrow" },
       h("b", {}, "oomph plan"),
-      ` ${data.workload}, batch of ${data.batch_size}, on ${data.gpu}`,
+      ` ${data.workload}, ${data.is_own_batch ? "its own batch" : `batch of ${data.batch_size}`}, on ${data.gpu}`,
     ),
     title,
     why,

@@ -40,9 +40,11 @@ export const seconds = (time: number): string =>
 
 export type Tone = "bad" | "good" | "look" | "plain";
 
+const BAD = new Set(["out-of-memory", "maybe-out-of-memory", "hang", "leak", "spill"]);
+
 /** How a finding is to be taken. */
 export function toneOf(kind: string): Tone {
-  if (kind === "out-of-memory" || kind === "maybe-out-of-memory") return "bad";
+  if (BAD.has(kind)) return "bad";
   if (kind === "no-out-of-memory" || kind === "busy") return "good";
   if (["not-ended", "too-short", "head-room", "no-gpu"].includes(kind)) return "plain";
   return "look";

@@ -98,7 +98,7 @@ function memory(prediction: Prediction, widest: number): HTMLElement {
 
 function time(plan: Plan, slowest: number): HTMLElement {
   const { step_s } = plan.prediction;
-  const { micro_batch, accumulation, num_gpus } = plan.variant;
+  const { micro_batch, accumulation, num_gpus, is_own_batch } = plan.variant;
   const batch = micro_batch * accumulation * num_gpus;
   if (plan.relative_time === null && step_s === null) return h("span", {}, "not known");
   return h(
@@ -119,6 +119,7 @@ function time(plan: Plan, slowest: number): HTMLElement {
       step_s !== null && ` ${seconds(step_s)}`,
     ),
     step_s !== null &&
+      !is_own_batch &&
       h("div", { class: "rest" }, `${Number((batch / step_s).toPrecision(3))} samples/s`),
   );
 }

@@ -74,7 +74,8 @@ function ordinal(number: number): string {
 
 /** The settings that differ from plain training, the split of the batch first. */
 export function settings(variant: Variant): string[] {
-  const words = [`micro-batch ${variant.micro_batch} × ${variant.accumulation}`];
+  const split = `micro-batch ${variant.micro_batch} × ${variant.accumulation}`;
+  const words = [variant.is_own_batch ? "the script's own batch" : split];
   if (variant.num_gpus > 1) words[0] += ` on ${variant.num_gpus} GPUs`;
   words.push(variant.precision);
   const optional: [boolean, string][] = [
@@ -122,7 +123,8 @@ export function wayOut(plans: Plans): string {
 /** How the workload does as it was given. */
 export function asGiven(plans: Plans): string {
   if (!plans.as_is) return "";
-  const told = `${share(plans.as_is)}, all ${plans.batch_size} examples at once`;
+  const batch = plans.is_own_batch ? "its own batch" : `all ${plans.batch_size} examples`;
+  const told = `${share(plans.as_is)}, ${batch} at once`;
   if (plans.fits_as_is === "yes") return `It already fits as given: ${told}.`;
   return `As given it ${plans.fits_as_is === "no" ? "does not fit" : "may not fit"}: ${told}.`;
 }

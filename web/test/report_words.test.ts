@@ -37,6 +37,7 @@ test("a colour gets thinner, and what is no colour stays", () => {
 
 test("a kind that this page does not know is something to look at", () => {
   assert.equal(toneOf("out-of-memory"), "bad");
+  assert.equal(toneOf("hang"), "bad");
   assert.equal(toneOf("busy"), "good");
   assert.equal(toneOf("something new"), "look");
 });

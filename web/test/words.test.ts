@@ -101,6 +101,8 @@ test("every way of recomputing has its words", () => {
 
 test("only what differs from plain training is told", () => {
   assert.deepEqual(settings(variant), ["micro-batch 8 × 8", "fp16"]);
+  const own = { ...variant, is_own_batch: true };
+  assert.deepEqual(settings(own), ["the script's own batch", "fp16"]);
   const much = {
     ...variant,
     num_gpus: 2,

@@ -40,6 +40,16 @@ def add_workload_and_gpu(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_keeps(parser: argparse.ArgumentParser) -> None:
+    """Of a workload's loop."""
+    parser.add_argument(
+        "--keeps",
+        choices=("outputs", "nothing"),
+        help="what your loop keeps of the model's outputs until the next step (default: what the"
+        " workload says; if it says nothing, the error bar covers both)",
+    )
+
+
 def what_to_train(options: argparse.Namespace) -> str | Script:
     """A script, or where a workload is. Raises UsageError."""
     from oomph.errors import UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from oomph.cli.arguments import add_workload_and_gpu, positive, what_to_train
+from oomph.cli.arguments import add_keeps, add_workload_and_gpu, positive, what_to_train
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="balance",
         help="what decides between plans that fit (default: balance)",
     )
+    add_keeps(parser)
     parser.add_argument(
         "--checks",
         metavar="CHECKS.JSON",
@@ -93,6 +94,7 @@ def run(options: argparse.Namespace) -> int:
         prefer=options.prefer,
         target_ratio=options.target_memory,
         checked=checked_tricks(options.checks),
+        keeps=options.keeps,
     )
     trained = what_to_train(options)
     _check_diff(options, trained)

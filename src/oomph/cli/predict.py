@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from oomph.cli.arguments import add_workload_and_gpu, positive, what_to_train
+from oomph.cli.arguments import add_keeps, add_workload_and_gpu, positive, what_to_train
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -127,6 +127,7 @@ def _add_tricks(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help="ddp (default: each holds all), fsdp (divided among all), hybrid (within groups)",
     )
+    add_keeps(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -150,6 +151,7 @@ def run(options: argparse.Namespace) -> int:
         offload=options.offload,
         adapters=options.adapters,
         expandable_segments=options.expandable_segments,
+        keeps=options.keeps,
         unprotected=options.unprotected,
         fresh=options.fresh,
         say=_say,

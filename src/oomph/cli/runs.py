@@ -22,9 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from oomph import verbs
 
-    kept = verbs.runs()
-    if options.last is not None:
-        kept = kept[: max(options.last, 0)]
+    kept = verbs.runs(options.last)
     if options.json:
         from oomph.records.stored import as_json
 

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         from oomph.showing.html_page import check_page
 
         check_page("report", options.html)
-    watched = verbs.watch(options.of_script, probe)
+    watched = verbs.watch(options.of_script, probe, alerts=not options.quiet)
     # Nobody wants to read it, or it cannot be written: the exit code is still the command's.
     with contextlib.suppress(KeyboardInterrupt, OSError):
         _report(watched, options)

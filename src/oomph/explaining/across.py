@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from oomph.explaining.case import SHARED_RATIO
+from oomph.explaining.agreement import LARGEST_BATCH
+from oomph.explaining.case import FULL_RATIO, SHARED_RATIO
 from oomph.records.report import Finding, GpuFigures, StepFigures
 from oomph.units import format_bytes, format_ratio
 
 DIFFERS_RATIO = 0.15  # from the other ranks: judgement
-FULL_RATIO = 0.80  # of the memory: from here on there is no room to speak of
 # What the micro-batch may fill: the CUDA context and fragments take the rest.
 FILLABLE_RATIO = 0.92
 _FAR = 10.0  # times: nobody knows what holds so far from what was measured
@@ -130,7 +130,7 @@ def _told_room(gpu: GpuFigures, grows: float | None) -> Finding:
         sentence=_room_sentence(unused, grows),
         evidence=tuple(evidence),
         confidence="inferred" if grows is not None else "measured" if is_exact else "weak",
-        advice=("find the largest micro-batch before trying it: oomph plan",),
+        advice=(LARGEST_BATCH,),
         gpus=(gpu.gpu,),
         grows_by_ratio=grows,
         unused_bytes=unused,

@@ -5,6 +5,7 @@ The thresholds are judgement, to be tuned on real runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +27,15 @@ NARROW_RATIO = 0.40  # of the multiprocessors
 LOW_POWER_RATIO = 0.50  # of the power limit
 MEMORY_BOUND_RATIO = 0.70  # of the time, DRAM moves data
 THROTTLED_RATIO = 0.05  # of the time
+IDLE_IN_STEP_RATIO = 0.20  # of a step, without a kernel and without a wait for data
+WORKING_CORES = 0.50  # of the busiest process: with less it does not work, but waits
+CONTENDED_RATIO = 0.25  # of the CPUs, by others: less of it is the usual bustle of a machine
+CPU_LIMITED_RATIO = 0.10  # of the scheduler's periods
+SWAPPING_RATIO = 0.05  # of the time
+LINK_RATIO = 0.60  # of what PCIe carries: about what a stream of copies reaches
+SPILLS_LINK_RATIO = 0.50
+SPILLS_FULL_RATIO = 0.95  # of the memory
+FULL_RATIO = 0.80  # of the memory: from here on there is no room to speak of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +46,8 @@ class Case:
     steps: StepFigures | None  # of its rank
     host: HostFigures
     lasted_s: float
+    until_s: float = math.inf  # when it began to hang
+    has_stalls: bool = False  # some of its steps take long, which is told by itself
 
     @property
     def busy(self) -> BusyFigures | None:
@@ -63,6 +75,13 @@ class Case:
     def waits_ratio(self) -> float | None:
         """Share of a step that is spent waiting for data; None: the script did not say."""
         return self.steps.data_wait_ratio if self.steps else None
+
+    @property
+    def full_ratio(self) -> float | None:
+        """How much of the memory was taken at most, by everybody; None: unknown."""
+        memory = self.gpu.memory
+        held = [one for one in (memory.peak_bytes, memory.seen_bytes) if one is not None]
+        return max(held) / memory.total_bytes if held and memory.total_bytes else None
 
     @property
     def is_throttled(self) -> bool:

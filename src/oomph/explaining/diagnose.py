@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from oomph.explaining.across import head_room, imbalance
-from oomph.explaining.case import Case, Rule
+from oomph.explaining.agreement import Fact, agreed
+from oomph.explaining.case import FULL_RATIO, Case, Rule
 from oomph.explaining.ending import out_of_memory
 from oomph.explaining.figures import (
     gpu_figures,
@@ -22,16 +24,32 @@ from oomph.explaining.held_back import (
     busy,
     memory_bound,
     narrow_kernels,
+    pcie_bound,
     perhaps_narrow,
+    spill,
     throttled,
 )
 from oomph.explaining.listing import longest, longest_of_each
+from oomph.explaining.trends import (
+    Silence,
+    hang,
+    host_leak,
+    leak,
+    silence_of,
+    slowing_down,
+    stalls,
+)
 from oomph.explaining.underuse import (
+    cpu_limit,
+    host_contention,
     input_bound,
     input_bound_inferred,
+    is_saturated,
     launch_bound,
     never_busy,
+    pauses_in_step,
     phases,
+    swapping,
     unexplained,
 )
 from oomph.explaining.worth import shared_gpu, too_short
@@ -39,31 +57,42 @@ from oomph.records.report import Finding, GpuFigures, HostFigures, Mark, Report,
 from oomph.records.run import Run
 from oomph.units import format_duration
 
-# Why the GPU was not used to the full, in the order in which it is told.
-_CAUSES: Sequence[Rule] = (
+# Of each GPU. Which of them can be said together, and in which order, is in agreement.py.
+_RULES: Sequence[Rule] = (
+    spill,
+    swapping,
+    cpu_limit,
+    host_contention,
     never_busy,
     input_bound,
     input_bound_inferred,
+    pcie_bound,
+    pauses_in_step,
     launch_bound,
+    throttled,
+    phases,
     memory_bound,
     narrow_kernels,
     perhaps_narrow,
+    unexplained,
+    busy,
 )
-_WITHOUT_CAUSE: Sequence[Rule] = (unexplained, busy)  # what is said where none of them spoke
-_BESIDE: Sequence[Rule] = (throttled, phases)
-_WORTH = ("shared-gpu", "too-short")  # told before what they make doubtful
 _MOST_MARKS = 200  # events that a report repeats
 
 
 def diagnose(run: Run) -> Report:
     """All that can be said of a run. Any Run gives a Report, also of one that is still going."""
-    all_gpus = tuple(gpu_figures(run, place) for place in range(len(run.gpus)))
+    silence = silence_of(run)
+    until_s = math.inf if silence is None else silence.began_s
+    all_gpus = tuple(gpu_figures(run, place, until_s) for place in range(len(run.gpus)))
     used = tuple(one for one in all_gpus if one.is_used)
     steps, host = step_figures(run), host_figures(run)
     first = out_of_memory(run, used)
-    findings = [first, *_lost(run), *_of_gpus(run, used, steps, host)]
-    if first.kind in ("no-out-of-memory", "not-ended") and not _seen_too_little(findings):
-        findings += [found for found in [head_room(used)] if found]
+    found = [first, *_lost(run), *_over_time(run, used, silence)]
+    cases = _cases(run, used, steps, host, found, until_s)
+    found += _of_gpus(run, cases, steps)
+    found += [room for room in [head_room(used)] if room]
+    findings = tuple(together(agreed(found, _facts(cases, host))))
     told = [event for event in run.events if not is_phase(event)]
     all_phases = phases_of(run)
     return Report(
@@ -78,7 +107,7 @@ def diagnose(run: Run) -> Report:
         exit_code=run.ending.exit_code if run.ending else None,
         signal=run.ending.signal if run.ending else None,
         has_ended=run.ending is not None,
-        findings=tuple(findings),
+        findings=findings,
         gpus=used or all_gpus,
         steps=steps,
         host_figures=host,
@@ -92,23 +121,52 @@ def diagnose(run: Run) -> Report:
     )
 
 
-def _seen_too_little(findings: Sequence[Finding]) -> bool:
-    return any(found.kind in ("too-short", "no-gpu") for found in findings)
+def _over_time(run: Run, used: Sequence[GpuFigures], silence: Silence | None) -> Iterator[Finding]:
+    """What shows only over time; until it hung, if it did."""
+    until_s = math.inf if silence is None else silence.began_s
+    found = [hang(run, silence), host_leak(run, until_s)]
+    found += [slowing_down(run, until_s), stalls(run, until_s)]
+    found += [leak(run, one, until_s) for one in used]
+    yield from (one for one in found if one is not None)
 
 
-def _of_gpus(
-    run: Run, used: Sequence[GpuFigures], steps: Sequence[StepFigures], host: HostFigures
-) -> Iterator[Finding]:
-    """Why the GPUs were not used to the full; those of one kind together."""
-    if not used:
-        yield _no_gpu(run)
-        return
-    cases = [
-        Case(gpu=one, steps=_steps_of(one, steps), host=host, lasted_s=worked_s(run))
+def _cases(
+    run: Run,
+    used: Sequence[GpuFigures],
+    steps: Sequence[StepFigures],
+    host: HostFigures,
+    found: Sequence[Finding],
+    until_s: float,
+) -> list[Case]:
+    return [
+        Case(
+            gpu=one,
+            steps=_steps_of(one, steps),
+            host=host,
+            lasted_s=worked_s(run),
+            until_s=until_s,
+            has_stalls=any(finding.kind == "stalls" for finding in found),
+        )
         for one in used
     ]
-    found = [finding for case in cases for finding in _of_one(case)]
-    yield from together(sorted(found, key=lambda finding: finding.kind not in _WORTH))
+
+
+def _facts(cases: Sequence[Case], host: HostFigures) -> set[Fact]:
+    facts = set[Fact]()
+    if any((case.full_ratio or 0.0) >= FULL_RATIO for case in cases):
+        facts.add("memory-full")
+    if is_saturated(host):
+        facts.add("cpu-saturated")
+    return facts
+
+
+def _of_gpus(run: Run, cases: Sequence[Case], steps: Sequence[StepFigures]) -> Iterator[Finding]:
+    """Why the GPUs were not used to the full."""
+    if not cases:
+        yield _no_gpu(run)
+        return
+    for case in cases:
+        yield from _of_one(case)
     seen = [case.gpu for case in cases if too_short(case) is None]
     differing = imbalance(seen, steps) if seen else None
     if differing:
@@ -123,20 +181,18 @@ def _of_one(case: Case) -> Iterator[Finding]:
     if short:
         yield short
         return
-    causes = [found for rule in _CAUSES if (found := rule(case))]
-    if not causes:
-        causes = [found for rule in _WITHOUT_CAUSE if (found := rule(case))]
-    yield from causes
-    yield from (found for rule in _BESIDE if (found := rule(case)))
+    yield from (found for rule in _RULES if (found := rule(case)))
 
 
 def together(findings: Sequence[Finding]) -> Iterator[Finding]:
     """The same of several GPUs as one finding, with the evidence of the first."""
-    by_kind: dict[tuple[str, str], list[Finding]] = {}
+    by_kind: dict[tuple[object, ...], list[Finding]] = {}
     for found in findings:
-        by_kind.setdefault((found.kind, found.confidence), []).append(found)
+        key = (found.kind, found.confidence, found.advice)
+        by_kind.setdefault(key, []).append(found)
     for alike in by_kind.values():
-        yield replace(alike[0], gpus=tuple(gpu for found in alike for gpu in found.gpus))
+        gpus = (gpu for found in alike for gpu in found.gpus)
+        yield replace(alike[0], gpus=tuple(dict.fromkeys(gpus)))
 
 
 def _steps_of(gpu: GpuFigures, steps: Sequence[StepFigures]) -> StepFigures | None:

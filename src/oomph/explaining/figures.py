@@ -21,6 +21,9 @@ from oomph.records.report import (
     StepFigures,
 )
 from oomph.records.run import Event, GpuSpan, HostSpan, Peak, Run, StepSpan
+from oomph.units import MIB
+
+_SWAPPING_BYTES_PER_S = 4 * MIB  # less comes back when something is used again at last
 
 
 def lasted_s(run: Run) -> float:
@@ -54,14 +57,14 @@ def phases_of(run: Run) -> tuple[Phase, ...]:
     return tuple(reversed(found))
 
 
-def gpu_figures(run: Run, gpu: int) -> GpuFigures:
-    """All of the GPU at that place in `Run.gpus`."""
+def gpu_figures(run: Run, gpu: int, until_s: float = math.inf) -> GpuFigures:
+    """All of the GPU at that place in `Run.gpus`; it worked until then at most."""
     watched = run.gpus[gpu]
     seen = sorted((s for s in run.gpu_spans if s.gpu == gpu), key=lambda span: span.began_s)
     spans = outside(seen, halts_in(run))
     rank = _rank(run.peaks, gpu)
-    phases = [phase for phase in phases_of(run) if phase.rank in (None, rank)]
-    stretch = stretch_of(spans, phases, worked_s(run))
+    phases = _phases_for(phases_of(run), rank)
+    stretch = stretch_of(spans, phases, worked_s(run), until_s)
     shared = _weighed(spans, lambda span: None if span.num_others is None else span.num_others > 0)
     return GpuFigures(
         gpu=gpu,
@@ -72,14 +75,39 @@ def gpu_figures(run: Run, gpu: int) -> GpuFigures:
         is_used=watched.is_used,
         memory=_memory(run, gpu, seen),
         busy=busy_figures(stretch, watched.busy_source),
-        power=_power(seen, watched.power_limit_w),
+        power=_power(seen, stretch, watched.power_limit_w),
         shared_ratio=mean(shared),
         most_others=_most(span.num_others for span in seen),
         others_bytes=_most(span.others_bytes for span in seen),
         sm_active_ratio=_while_working(stretch, lambda span: span.sm_active_ratio),
         memory_active_ratio=_while_working(stretch, lambda span: span.memory_active_ratio),
         received_bytes=_sum(span.received_bytes for span in spans),
+        sent_bytes=_sum(span.sent_bytes for span in spans),
+        link_ratio=_link_ratio(stretch.working, watched.link_bytes_per_s),
     )
+
+
+def _phases_for(phases: Sequence[Phase], rank: int | None) -> list[Phase]:
+    """Those of the rank that trains on a GPU; where nobody tells which, of the first."""
+    if rank is None:
+        rank = min((phase.rank for phase in phases if phase.rank is not None), default=None)
+    return [phase for phase in phases if phase.rank in (None, rank)]
+
+
+def _link_ratio(spans: Sequence[GpuSpan], link_bytes_per_s: float | None) -> float | None:
+    """Of the busier direction. A counter can run a little ahead of the link."""
+    if not link_bytes_per_s:
+        return None
+    ways = (
+        [(s.received_bytes, s) for s in spans if s.received_bytes is not None],
+        [(s.sent_bytes, s) for s in spans if s.sent_bytes is not None],
+    )
+    ratios = []
+    for way in ways:
+        took_s = sum(max(span.ended_s - span.began_s, 0.0) for _, span in way)
+        if took_s > 0:
+            ratios.append(sum(number for number, _ in way) / took_s / link_bytes_per_s)
+    return min(max(ratios), 1.0) if ratios else None
 
 
 def step_figures(run: Run) -> tuple[StepFigures, ...]:
@@ -98,7 +126,18 @@ def host_figures(run: Run) -> HostFigures:
         busiest_cpu_cores=mean(_weighed(spans, lambda span: span.busiest_cpu_cores)),
         memory_bytes=_most(span.memory_bytes for span in spans),
         num_processes=_most(span.num_processes for span in spans),
+        others_cpu_cores=mean(_weighed(spans, lambda span: span.others_cpu_cores)),
+        stolen_cpu_cores=mean(_weighed(spans, lambda span: span.stolen_cpu_cores)),
+        throttled_ratio=mean(_weighed(spans, lambda span: span.throttled_ratio)),
+        swapped_in_bytes=_sum(span.swapped_in_bytes for span in spans),
+        swapping_ratio=mean(_weighed(spans, _is_swapping)),
     )
+
+
+def _is_swapping(span: HostSpan) -> bool | None:
+    if span.swapped_in_bytes is None:
+        return None
+    return span.swapped_in_bytes >= _SWAPPING_BYTES_PER_S * max(span.ended_s - span.began_s, 1.0)
 
 
 # ---- memory ----------------------------------------------------------------------------------
@@ -149,10 +188,11 @@ def _rank(peaks: Sequence[Peak], gpu: int) -> int | None:
 # ---- the rest --------------------------------------------------------------------------------
 
 
-def _power(spans: Sequence[GpuSpan], limit_w: float | None) -> PowerFigures:
+def _power(spans: Sequence[GpuSpan], stretch: Stretch, limit_w: float | None) -> PowerFigures:
     drawn = _weighed(spans, lambda span: span.power_w)
     return PowerFigures(
         mean_w=mean(drawn),
+        working_w=_while_working(stretch, lambda span: span.power_w),
         most_w=max((power_w for power_w, _ in drawn), default=None),
         limit_w=limit_w,
         energy_j=sum(power_w * seconds for power_w, seconds in drawn) if drawn else None,

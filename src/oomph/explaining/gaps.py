@@ -6,6 +6,7 @@ because the run is old, shorter gaps are hidden in them.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,10 +36,15 @@ class Stretch:
     start_up_s: float
 
 
-def stretch_of(spans: Sequence[GpuSpan], phases: Sequence[Phase], lasted_s: float) -> Stretch:
-    """`spans` are those of one GPU, by time."""
+def stretch_of(
+    spans: Sequence[GpuSpan],
+    phases: Sequence[Phase],
+    lasted_s: float,
+    until_s: float = math.inf,
+) -> Stretch:
+    """`spans` are those of one GPU, by time. From `until_s` on it hangs, which is no work."""
     known = tuple(span for span in spans if span.busy_ratio is not None)
-    busy = [place for place, span in enumerate(known) if not is_idle(span)]
+    busy = [n for n, span in enumerate(known) if not is_idle(span) and span.began_s < until_s]
     if not busy:
         return Stretch(known, (), (), True, lasted_s)
     first, last = busy[0], busy[-1]

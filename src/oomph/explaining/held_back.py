@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from oomph.explaining.agreement import LARGER_BATCH
 from oomph.explaining.case import (
+    LINK_RATIO,
     LOW_POWER_RATIO,
     MEMORY_BOUND_RATIO,
     NARROW_RATIO,
+    SPILLS_FULL_RATIO,
+    SPILLS_LINK_RATIO,
     Case,
     active,
 )
@@ -47,7 +51,7 @@ def narrow_kernels(case: Case) -> Finding | None:
         sentence="the GPU is always busy, but with kernels that fill few of its multiprocessors",
         evidence=(active(case), f"{format_ratio(width)} of the multiprocessors were active"),
         confidence="measured",
-        advice=("a larger micro-batch", "fused kernels: torch.compile", "bf16 instead of fp32"),
+        advice=(LARGER_BATCH, "fused kernels: torch.compile", "bf16 instead of fp32"),
         gpus=(case.gpu.gpu,),
     )
 
@@ -57,16 +61,16 @@ def perhaps_narrow(case: Case) -> Finding | None:
     power = case.gpu.power
     if not case.is_high or case.is_shared or case.is_throttled:
         return None
-    if case.gpu.sm_active_ratio is not None or power.mean_w is None or not power.limit_w:
+    if case.gpu.sm_active_ratio is not None or power.working_w is None or not power.limit_w:
         return None
-    if power.mean_w / power.limit_w >= LOW_POWER_RATIO:
+    if power.working_w / power.limit_w >= LOW_POWER_RATIO:
         return None
     return Finding(
         kind="narrow-kernels",
         sentence="the GPU is always busy but draws little power: its kernels may be narrow",
         evidence=(
             active(case),
-            f"{power.mean_w:.0f} W of {power.limit_w:.0f} W",
+            f"{power.working_w:.0f} W of {power.limit_w:.0f} W while it worked",
             "work that is bound by memory draws less as well, so this is no proof",
         ),
         confidence="weak",
@@ -93,12 +97,61 @@ def throttled(case: Case) -> Finding | None:
     )
 
 
+def spill(case: Case) -> Finding | None:
+    """Nothing of the driver says "spilled": full memory and a busy link are its signs."""
+    moved, full = case.gpu.link_ratio, case.full_ratio
+    if case.is_shared or case.working_ratio is None or moved is None or full is None:
+        return None
+    if full < SPILLS_FULL_RATIO or moved < SPILLS_LINK_RATIO:
+        return None
+    return Finding(
+        kind="spill",
+        sentence="GPU memory is full, and data moves to and from the host all the time",
+        evidence=(
+            (
+                f"{format_ratio(full)} of the memory is taken; PCIe carries {format_ratio(moved)}"
+                " of what it can"
+            ),
+            active(case),
+            "offloading on purpose looks the same",
+        ),
+        confidence="inferred",
+        advice=(
+            "if nothing is offloaded on purpose, the job does not fit: oomph plan finds what does",
+            (
+                "under WSL and Windows: switch off the driver's CUDA sysmem fallback, so that it"
+                " fails instead of crawling"
+            ),
+        ),
+        gpus=(case.gpu.gpu,),
+    )
+
+
+def pcie_bound(case: Case) -> Finding | None:
+    moved = case.gpu.link_ratio
+    if case.is_shared or case.is_high or case.working_ratio is None:
+        return None
+    if moved is None or moved < LINK_RATIO:
+        return None
+    return Finding(
+        kind="pcie-bound",
+        sentence="the GPU waits for data that comes over PCIe",
+        evidence=(f"PCIe carries {format_ratio(moved)} of what it can", active(case)),
+        confidence="inferred",
+        advice=(
+            "copy less: smaller types (uint8 images), and augment on the GPU",
+            "keep on the GPU what is copied again in each step; offload less, if memory allows",
+        ),
+        gpus=(case.gpu.gpu,),
+    )
+
+
 def busy(case: Case) -> Finding | None:
     if not case.is_high:
         return None
     return Finding(
         kind="busy",
-        sentence="no under-use was seen: a kernel was running almost all the time",
+        sentence="the GPU was kept busy: a kernel was running almost all the time",
         evidence=(active(case), "which says nothing on how much of the GPU each kernel fills"),
         confidence="measured",
         gpus=(case.gpu.gpu,),

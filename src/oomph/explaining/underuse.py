@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from oomph.explaining.agreement import EVALUATE_LESS, LARGER_BATCH, MORE_WORKERS, PREFETCH
 from oomph.explaining.case import (
+    CONTENDED_RATIO,
+    CPU_LIMITED_RATIO,
     FED_RATIO,
     GAPS_RATIO,
+    IDLE_IN_STEP_RATIO,
     PAUSING_RATIO,
     PHASES_RATIO,
     SATURATED_RATIO,
+    SWAPPING_RATIO,
     WAITS_RATIO,
+    WORKING_CORES,
     Case,
     active,
 )
 from oomph.records.report import Finding, Gap, HostFigures
-from oomph.units import format_duration, format_ratio
+from oomph.units import format_bytes, format_duration, format_ratio
 
 _MOST_LISTED = 5  # gaps
 
@@ -48,9 +54,9 @@ def input_bound(case: Case) -> Finding | None:
         evidence=(active(case), _step_time(case)),
         confidence="measured",
         advice=(
-            "more loader workers: DataLoader(num_workers=...), persistent_workers=True",
-            "pin_memory=True and .to(device, non_blocking=True); a larger prefetch_factor",
-            "cache or pre-process what is decoded anew each epoch",
+            MORE_WORKERS,
+            PREFETCH,
+            "cache or pre-process what is decoded anew each epoch: that also spares the CPU",
         ),
         gpus=(case.gpu.gpu,),
     )
@@ -68,27 +74,67 @@ def input_bound_inferred(case: Case) -> Finding | None:
         confidence="inferred",
         advice=(
             "measure the wait to be sure: with oomph.watching() in the script",
-            "then more loader workers, or less work for the CPU in the loop",
+            "then give the CPU less work in the loop, or spread it over more processes",
+        ),
+        gpus=(case.gpu.gpu,),
+    )
+
+
+def pauses_in_step(case: Case) -> Finding | None:
+    """The GPU works for a while and then stands still, in each step, with the data there.
+
+    Small kernels look else: they are spread evenly, so hardly a sixth of a second is without one.
+    """
+    waits, working = case.waits_ratio, case.working_ratio
+    pauses = _pauses(case) if _is_pausing(case) or _gaps_fit_into_steps(case) else ""
+    if waits is None or working is None or not pauses or case.is_high:
+        return None
+    if 1 - working - waits < IDLE_IN_STEP_RATIO:
+        return None
+    cores = case.host.busiest_cpu_cores
+    by = [] if cores is None else [f"its busiest process keeps {cores:.1f} cores busy"]
+    if cores is None:
+        doing = "the script does something else"
+    elif cores >= WORKING_CORES:
+        doing = "the script works on the CPU"
+    else:
+        doing = "the script waits for something else: a disk, the network, a lock"
+    return Finding(
+        kind="pauses-in-step",
+        sentence=f"the GPU is idle within each step, while {doing}",
+        evidence=(
+            active(case),
+            pauses,
+            f"data is there in time: {format_ratio(waits)} of a step is spent waiting for it",
+            *by,
+        ),
+        confidence="inferred",
+        advice=(
+            "see what runs between the kernels of a step: torch.profiler, or py-spy record",
+            "move it into the loader's workers, to the GPU, or out of the loop",
         ),
         gpus=(case.gpu.gpu,),
     )
 
 
 def launch_bound(case: Case) -> Finding | None:
-    waits = case.waits_ratio
+    waits, cores = case.waits_ratio, case.host.busiest_cpu_cores
     if not case.is_low or waits is None or waits >= FED_RATIO or _gaps_are_many(case):
         return None
+    if _is_pausing(case) or (cores is not None and cores < WORKING_CORES):
+        return None  # who launches kernels all the time neither pauses nor sleeps
     return Finding(
         kind="launch-bound",
-        sentence="kernels are too small: the GPU waits for the CPU to launch the next one",
+        sentence="the GPU waits for the CPU between kernels: they are too small, or the script does"
+        " too much between them",
         evidence=(
             active(case),
             f"data is there in time: {format_ratio(waits)} of a step is spent waiting for it",
-            "its pauses are shorter than 2 s",
+            "it works evenly: its pauses are too short to be seen one by one",
         ),
         confidence="inferred",
         advice=(
-            "a larger micro-batch",
+            LARGER_BATCH,
             "torch.compile(model), or CUDA graphs",
             "no .item(), .cpu() or print of a tensor in each step: they wait for the GPU",
         ),
@@ -101,19 +147,123 @@ def phases(case: Case) -> Finding | None:
     busy = case.busy
     if busy is None or busy.working is None or case.lasted_s <= 0:
         return None
-    rare = busy.gaps if busy.gaps_are_rare else ()
-    stood_s = busy.start_up_s + (busy.gaps_s if rare else 0.0)
+    gaps = [gap for gap in busy.gaps if gap.began_s < case.until_s] if busy.gaps_are_rare else []
+    left_out = [gap for gap in gaps if case.has_stalls and not _name(gap)]
+    rare = [gap for gap in gaps if gap not in left_out]
+    # Of very many only the longest are listed, so what is not said is taken from the whole.
+    hung_s = sum(gap.lasted_s for gap in busy.gaps if gap.began_s >= case.until_s)
+    rest_s = busy.gaps_s - hung_s - sum(gap.lasted_s for gap in left_out)
+    stood_s = busy.start_up_s + (max(rest_s, 0.0) if rare else 0.0)
     share = min(stood_s / case.lasted_s, 1.0)
     if share < PHASES_RATIO:
         return None
+    num_gaps = busy.num_gaps - (len(busy.gaps) - len(rare))
     return Finding(
         kind="phases",
         sentence=f"the GPU stood still for {format_ratio(share)} of the run, in {_when(rare)}",
-        evidence=_listed(busy.start_up_s, rare, busy.num_gaps if rare else 0),
+        evidence=(*_listed(busy.start_up_s, rare, num_gaps if rare else 0), active(case)),
         confidence="measured" if busy.source == "buffered" else "weak",
-        advice=("evaluate less often; save checkpoints in the background",) if rare else (),
+        advice=_against_gaps(rare),
         gpus=(case.gpu.gpu,),
     )
+
+
+def _name(gap: Gap) -> str:
+    """What the script called it, if that says more than that it trains."""
+    return gap.phase.lower() if gap.phase and gap.phase != "training" else ""
+
+
+def _against_gaps(gaps: Sequence[Gap]) -> tuple[str, ...]:
+    """Only what fits to what the script says of them."""
+    names = {_name(gap) for gap in gaps}
+    advice = []
+    if any("eval" in name or "valid" in name or "test" in name for name in names):
+        advice.append(EVALUATE_LESS)
+    if any("checkpoint" in name or "sav" in name for name in names):
+        advice.append("save checkpoints in the background")
+    if "" in names:
+        advice.append(
+            'have the script say what it does then: with run.phase("checkpoint"), in'
+            " oomph.watching()"
+        )
+    return tuple(advice)
+
+
+def host_contention(case: Case) -> Finding | None:
+    """Others take the CPUs that the run needs."""
+    host = case.host
+    if not _wants_more(case) or not host.num_cpus or host.others_cpu_cores is None:
+        return None
+    taken = host.others_cpu_cores + (host.stolen_cpu_cores or 0.0)
+    whole = taken + (host.cpu_cores or 0.0)
+    if whole < SATURATED_RATIO * host.num_cpus or taken < CONTENDED_RATIO * host.num_cpus:
+        return None
+    stolen = host.stolen_cpu_cores or 0.0
+    by = "the hypervisor takes" if stolen > taken / 2 else "other processes take"
+    return Finding(
+        kind="host-contention",
+        sentence=f"the GPU is short of CPU: {by} {taken:.1f} of the {host.num_cpus} CPUs",
+        evidence=(f"the run gets {host.cpu_cores or 0.0:.1f} of them", active(case), *_waits(case)),
+        confidence="inferred",
+        advice=("a machine that you do not share",)
+        if stolen > taken / 2
+        else (
+            "see which processes take them: top",
+            "keep CPUs for this job: the scheduler's, or taskset -c",
+        ),
+        gpus=(case.gpu.gpu,),
+    )
+
+
+def cpu_limit(case: Case) -> Finding | None:
+    """The limit of a container, or of a job."""
+    held = case.host.throttled_ratio
+    if not _wants_more(case) or held is None or held < CPU_LIMITED_RATIO:
+        return None
+    return Finding(
+        kind="cpu-limit",
+        sentence=f"the CPU limit of its control group holds the run back, in {format_ratio(held)}"
+        " of the scheduler's periods",
+        evidence=(
+            f"the run gets {case.host.cpu_cores or 0.0:.1f} CPUs",
+            active(case),
+            *_waits(case),
+        ),
+        confidence="inferred",
+        advice=(
+            "a higher limit: docker run --cpus, resources.limits.cpu, --cpus-per-task",
+            "or fewer threads and loader workers than the limit has CPUs",
+        ),
+        gpus=(case.gpu.gpu,),
+    )
+
+
+def swapping(case: Case) -> Finding | None:
+    share = case.host.swapping_ratio
+    if not _wants_more(case) or share is None or share < SWAPPING_RATIO:
+        return None
+    back = format_bytes(case.host.swapped_in_bytes or 0)
+    return Finding(
+        kind="swapping",
+        sentence=f"the host swaps, for {format_ratio(share)} of the time",
+        evidence=(f"{back} came back from swap, for all processes together", active(case)),
+        confidence="inferred",
+        advice=(
+            "use less host memory: fewer loader workers, less prefetching, less pinned memory",
+            "or take a machine with more",
+        ),
+        gpus=(case.gpu.gpu,),
+    )
+
+
+def _wants_more(case: Case) -> bool:
+    """It worked, and not all the time."""
+    return case.working_ratio is not None and not case.is_high
+
+
+def _waits(case: Case) -> tuple[str, ...]:
+    waits = case.waits_ratio
+    return () if waits is None else (f"{format_ratio(waits)} of a step is spent waiting for data",)
 
 
 def unexplained(case: Case) -> Finding | None:
@@ -172,16 +322,37 @@ def _gaps_are_many(case: Case) -> bool:
     return case.busy.gaps_s >= GAPS_RATIO * after_s
 
 
+def _gaps_fit_into_steps(case: Case) -> bool:
+    """Are steps so long that the gaps can lie within them?"""
+    busy, steps = case.busy, case.steps
+    if busy is None or steps is None or not busy.num_gaps or not _gaps_are_many(case):
+        return False
+    return steps.longest_step_s >= busy.gaps_s / busy.num_gaps
+
+
 def _pauses(case: Case) -> str:
     """What shows that it pauses again and again; empty where it does not."""
     if case.busy is None:
         return ""
     if not case.busy.gaps_are_rare:
         return f"{case.busy.num_gaps} gaps of 2 s and more, close to each other"
-    share = case.busy.pausing_ratio or 0.0
-    if share >= PAUSING_RATIO:
-        return f"it pauses again and again: in {format_ratio(share)} of the seconds of training"
-    return ""
+    return _again_and_again(case) if _is_pausing(case) else ""
+
+
+def _is_pausing(case: Case) -> bool:
+    return case.busy is not None and (case.busy.pausing_ratio or 0.0) >= PAUSING_RATIO
+
+
+def _again_and_again(case: Case) -> str:
+    share = case.busy.pausing_ratio if case.busy else None
+    return f"it pauses again and again: in {format_ratio(share or 0.0)} of the seconds of training"
+
+
+def is_saturated(host: HostFigures) -> bool:
+    """Are all CPUs that it may use busy, by whomever?"""
+    taken = (host.cpu_cores, host.others_cpu_cores, host.stolen_cpu_cores)
+    whole = sum(cores for cores in taken if cores is not None)
+    return bool(host.num_cpus) and whole >= SATURATED_RATIO * (host.num_cpus or 0)
 
 
 def _saturated(host: HostFigures) -> str:

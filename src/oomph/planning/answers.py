@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from oomph.planning.planned import Planned
-from oomph.planning.planner import stability_of, tricks_of
+from oomph.planning.planner import is_coupled_otherwise, own_of, stability_of, tricks_of
 from oomph.planning.tricks import levers_beyond
 from oomph.records.plan import Plan, Preference, Shortfall, Trick
 from oomph.records.prediction import Prediction
@@ -17,6 +17,7 @@ from oomph.records.workload import Variant
 from oomph.units import format_bytes, format_rate, format_ratio
 
 Seconds = Callable[[Variant], float | None]
+OF_LOADING = "the loader must keep up with"  # how a caveat begins that counts samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class Facts:
     batch_size: int
     rate_advice: Callable[[float], str]  # for a batch that is so many times the given one
     own: frozenset[str] = frozenset()  # tricks that are on as it was given
+    coupled_micro_batch: int | None = None  # as given, where another one changes training
 
 
 def plan_of(
@@ -42,16 +44,17 @@ def plan_of(
     """A variant as a plan, before it is told apart from the others."""
     ratio = variant.batch_size / facts.batch_size
     is_other_batch = variant.batch_size != facts.batch_size
+    own = own_of(variant, facts)
     other_batch = [_other_batch(variant.batch_size, facts)] if is_other_batch else []
     return Planned(
         gpu=prediction.gpu,
         workload=facts.workload,
         variant=variant,
         prediction=prediction,
-        tricks=(*tricks_of(variant, facts.changing, facts.own), *other_batch),
+        tricks=(*tricks_of(variant, facts.changing, own), *other_batch),
         stability="changes"
-        if is_other_batch
-        else stability_of(levers_beyond(facts.own, variant), facts.changing),
+        if is_other_batch or is_coupled_otherwise(variant, facts)
+        else stability_of(levers_beyond(own, variant), facts.changing),
         relative_time=None if seconds is None else seconds / ratio / facts.fastest_s,
         recommended=False,
         why="",
@@ -111,6 +114,8 @@ def _praise(best: Plan, others: Sequence[Plan], facts: Facts) -> str:
     }[best.stability]
     if not faster:
         return f"the fastest that fits, and {kept}"
+    if best.stability != "changes" and faster[0].stability == "changes":
+        return f"{kept}; what you allowed would be faster but is not needed"
     if faster[0].gpus > best.gpus:
         return f"the fastest on {_gpus(best.gpus)}, and {kept}"
     return f"hardly slower than the fastest that fits, with less changed: {kept}"
@@ -154,12 +159,13 @@ def caveats(best: Plan | None, facts: Facts, seconds: Seconds) -> tuple[str, ...
         _of_precision(variant),
         _of_dropout(variant, facts),
         _of_loading(best),
+        _of_outputs(best),
     ]
     return tuple(said for said in found if said)
 
 
 def _of_accumulation(variant: Variant, seconds: Seconds, facts: Facts) -> str | None:
-    if variant.accumulation == 1:
+    if variant.accumulation == 1 or variant.micro_batch == facts.coupled_micro_batch:
         return None
     whole = replace(variant, micro_batch=variant.micro_batch * variant.accumulation, accumulation=1)
     here, at_once = seconds(variant), seconds(whole)
@@ -169,6 +175,8 @@ def _of_accumulation(variant: Variant, seconds: Seconds, facts: Facts) -> str | 
     if facts.batch_norm_names:
         layers = len(facts.batch_norm_names)
         return f"{cost}; {layers} BatchNorm layers see {variant.micro_batch} examples at a time"
+    if "accumulation" in facts.changing:
+        return f"{cost}; the loss compares {variant.micro_batch} examples with one another"
     return f"{cost}; no BatchNorm: the update is the same"
 
 
@@ -198,12 +206,23 @@ def _of_dropout(variant: Variant, facts: Facts) -> str | None:
     return "dropout draws other masks for micro-batches: the same in the mean, not bit by bit"
 
 
+def _of_outputs(best: Plan) -> str | None:
+    """What the figure does not have, and the verdict does."""
+    more_bytes = best.prediction.outputs_bytes
+    if not more_bytes:
+        return None
+    return (
+        f"{format_bytes(more_bytes)} more is needed if your loop keeps `outputs` until the next"
+        " step: --keeps outputs plans with it"
+    )
+
+
 def _of_loading(best: Plan) -> str | None:
     rate = best.prediction.samples_per_s
     if rate is None:
         return None
     return (
-        f"the loader must keep up with about {format_rate(rate)} samples a second:"
+        f"{OF_LOADING} about {format_rate(rate)} samples a second:"
         " DataLoader(num_workers=4, pin_memory=True, persistent_workers=True)"
     )
 

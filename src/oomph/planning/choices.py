@@ -40,6 +40,8 @@ class Question:
     refused: Mapping[str, str] = field(default_factory=dict)  # tricks that cannot be, and why
     precision: Precision = "fp32"  # as it was given
     checked: Mapping[str, Stability] = field(default_factory=dict)  # of tricks, by oomph check
+    pairs_at: str | None = None  # where examples are compared with one another, as in InfoNCE
+    own_micro_batch: int | None = None  # of a script that accumulates by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,8 @@ class Choices:
     own: frozenset[str] = frozenset()  # tricks that are on as it was given
     least_micro_batch: int = 1
     other_batch_sizes: tuple[int, ...] = ()  # that may be trained with instead
+    # As given, where another one changes training: what BatchNorm or the loss sees at a time.
+    coupled_micro_batch: int | None = None
 
 
 def check_names(names: Sequence[str], flag: str) -> frozenset[str]:
@@ -99,6 +103,7 @@ def choices_for(question: Question, checkpointings: Sequence[str]) -> Choices:
         changing=frozenset(filter(chooser.changes, NAMES)),
         other_batch_sizes=chooser.other_batch_sizes(),
         own=frozenset({question.precision} - {"fp32"}),
+        coupled_micro_batch=chooser.coupled_micro_batch(),
         rejected=tuple(chooser.rejected),
     )
 
@@ -123,7 +128,14 @@ def variants(choices: Choices) -> Iterator[Variant]:
 def _splits(choices: Choices, num_gpus: int) -> Iterator[tuple[int, int]]:
     """Every micro-batch with its accumulation; of another batch only the whole at once."""
     least = min(choices.least_micro_batch, choices.batch_size // num_gpus)
+    own = choices.coupled_micro_batch
+    if own is not None and num_gpus == 1:
+        yield own, choices.batch_size // own
+        if not choices.may_accumulate:
+            return
     for micro_batch in micro_batches(choices.batch_size, num_gpus):
+        if micro_batch == own and num_gpus == 1:
+            continue
         accumulation = choices.batch_size // (micro_batch * num_gpus)
         if micro_batch >= least and (accumulation == 1 or choices.may_accumulate):
             yield micro_batch, accumulation
@@ -214,7 +226,13 @@ class _Chooser:
         checked = self.question.checked.get(name)
         if checked is not None:
             return checked == "changes"
-        return name in SPLITTING and bool(self.possible.batch_norm_names)
+        is_coupled = self.question.pairs_at is not None
+        return name in SPLITTING and (bool(self.possible.batch_norm_names) or is_coupled)
+
+    def coupled_micro_batch(self) -> int | None:
+        own = self.question.own_micro_batch
+        is_held = own is not None and "accumulation" not in self.question.forbid
+        return own if is_held and self.changes("accumulation") else None
 
     def flag(self, name: str) -> tuple[bool, ...]:
         return (False, True) if self.may(name) else (False,)
@@ -317,11 +335,15 @@ class _Chooser:
 
     def may_split(self, name: str, *, unless: str | None = None) -> bool:
         """Whether a trick may be used that shows a model only a part of the batch at a time."""
-        layers = self.possible.batch_norm_names
-        is_unchecked = name not in self.question.checked
-        if unless is None and layers and is_unchecked and name not in self.question.allow:
-            unless = (
-                f"{len(layers)} BatchNorm layers ({layers[0]}, ...) would see a part of the batch,"
-                f" which changes training: --allow {name}"
+        layers, pairs_at = self.possible.batch_norm_names, self.question.pairs_at
+        is_free = name not in self.question.checked and name not in self.question.allow
+        if unless is None and is_free and (layers or pairs_at):
+            who = (
+                f"{len(layers)} BatchNorm layers ({layers[0]}, ...)"
+                if layers
+                else f"examples are compared with one another ({pairs_at}), and each"
             )
+            own = self.question.own_micro_batch
+            part = "a part of the batch" if own is None else f"other than {own} examples at a time"
+            unless = f"{who} would see {part}, which changes training: --allow {name}"
         return self.may(name, unless=unless)

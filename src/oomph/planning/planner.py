@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
+from typing import Protocol
 
 from oomph.errors import UsageError
 from oomph.planning.choices import Choices, variants
@@ -19,6 +20,7 @@ from oomph.planning.search import (
     Checked,
     find_best,
     find_front,
+    unbeaten,
 )
 from oomph.planning.tricks import Lever, levers_beyond
 from oomph.records.plan import Preference, Stability, Trick
@@ -84,6 +86,8 @@ def search(
 
     best = find_best(candidates, check, limit_bytes, prefer)
     front = find_front(candidates, check, limit_bytes)
+    if best is not None:
+        best, front = unbeaten(best, check(best).device_bytes, front)
     return Found(
         best=None if best is None else best.variant,
         best_s=best.step_s if best is not None and isfinite(best.step_s) else None,
@@ -126,18 +130,58 @@ def varied(
 
 
 def _candidate(variant: Variant, known: Known, choices: Choices) -> Candidate:
-    levers, seconds = levers_beyond(choices.own, variant), known.seconds(variant)
-    batch_size = choices.batch_size
+    levers = levers_beyond(own_of(variant, choices), variant)
+    batch_size, seconds = choices.batch_size, known.seconds(variant)
     is_other_batch = variant.batch_size != batch_size
     return Candidate(
         variant=variant,
-        stability="changes" if is_other_batch else stability_of(levers, choices.changing),
+        stability=max(_kept(variant, choices), key=STABILITIES.index, default="same"),
         num_tricks=len(levers) + is_other_batch,
+        num_changes=num_changes(variant, choices),
+        num_inexact=num_inexact(variant, choices),
         # What takes nobody knows how long is never the fastest.
         step_s=inf if seconds is None else seconds * batch_size / variant.batch_size,
         least_bytes=known.least_bytes(variant),
         host_bytes=known.host_bytes(variant),
     )
+
+
+def num_changes(variant: Variant, choices: Choices) -> int:
+    """How much of training is changed by it: that many of its tricks had to be allowed."""
+    return _kept(variant, choices).count("changes")
+
+
+def num_inexact(variant: Variant, choices: Choices) -> int:
+    """How many of its tricks do not give the very same update."""
+    kept = _kept(variant, choices)
+    return len(kept) - kept.count("same")
+
+
+def _kept(variant: Variant, choices: Choices) -> list[Stability]:
+    """What each of its tricks keeps of training; another batch is one, too."""
+    levers = levers_beyond(own_of(variant, choices), variant)
+    kept = [stability_of([lever], choices.changing) for lever in levers]
+    is_other = variant.batch_size != choices.batch_size or is_coupled_otherwise(variant, choices)
+    return [*kept, "changes"] if is_other else kept
+
+
+class _AsGiven(Protocol):
+    @property
+    def own(self) -> frozenset[str]: ...
+    @property
+    def coupled_micro_batch(self) -> int | None: ...
+
+
+def own_of(variant: Variant, given: _AsGiven) -> frozenset[str]:
+    """What is no trick of a variant, because it was so before."""
+    is_split_alike = variant.micro_batch == given.coupled_micro_batch
+    return given.own | {"accumulation"} if is_split_alike else given.own
+
+
+def is_coupled_otherwise(variant: Variant, given: _AsGiven) -> bool:
+    """Whether other examples meet in it, though it accumulates no more: 16 x 1 for 8 x 2."""
+    own = given.coupled_micro_batch
+    return own is not None and variant.micro_batch != own and variant.accumulation == 1
 
 
 def stability_of(levers: Sequence[Lever], changing: frozenset[str] = frozenset()) -> Stability:

@@ -33,6 +33,8 @@ class Candidate:
     step_s: float
     least_bytes: int  # on the device: never more than the truth
     host_bytes: int = 0
+    num_changes: int = 0  # of its tricks: those that change training, and were allowed
+    num_inexact: int = 0  # of its tricks: those, and the ones that round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +54,55 @@ def find_best(
     limit_bytes: int,
     prefer: Preference = "balance",
 ) -> Candidate | None:
-    """The one to recommend; one that may or may not fit only where none does for certain."""
+    """The one to recommend; one that may or may not fit only where none does for certain.
+
+    What changes training is allowed for where it is needed: with fewer of such changes comes
+    first, whatever is preferred.
+    """
     possible = [one for one in candidates if one.least_bytes <= limit_bytes]
+    possible.sort(key=_changes)
     for accepted in (("yes",), ("yes", "uncertain")):
-        best = _CHOOSERS[prefer](possible, check, accepted)
-        if best is not None:
-            return best
+        for _, alike in groupby(possible, key=_changes):
+            best = _CHOOSERS[prefer](list(alike), check, accepted)
+            if best is not None:
+                return best
     return None
+
+
+def unbeaten(
+    best: Candidate, best_bytes: int, front: Sequence[tuple[Candidate, Checked]]
+) -> tuple[Candidate, list[tuple[Candidate, Checked]]]:
+    """The one to recommend, or what of the front beats it; and the front without what still does.
+
+    What is worse in nothing and clearly better in time or memory takes its place, though it needs
+    more tricks that are exact: that was the reason to prefer the other. It must not be a plan that
+    needs none. What is hardly better is not worth a line.
+    """
+    beating = [one for one in front if _beats(*one, best, best_bytes)]
+    clearly = [one for one in beating if _is_clear(*one, best, best_bytes)]
+    if clearly and best.num_tricks:
+        better, checked = min(clearly, key=lambda one: _by_mildness(one[0]))
+        return unbeaten(better, checked.device_bytes, front)
+    kept = front if not best.num_tricks else [one for one in front if one not in beating]
+    return best, list(kept)
+
+
+def _beats(plan: Candidate, checked: Checked, best: Candidate, best_bytes: int) -> bool:
+    """Worse on no axis, and better on one."""
+    mine = (*_costs(plan), checked.device_bytes)
+    its = (*_costs(best), best_bytes)
+    return mine != its and all(one <= other for one, other in zip(mine, its, strict=True))
+
+
+def _costs(one: Candidate) -> tuple[float, ...]:
+    stability = STABILITIES.index(one.stability)
+    exactness = one.num_changes, one.num_inexact, stability
+    return (*exactness, one.variant.num_gpus, one.host_bytes, one.step_s)
+
+
+def _is_clear(plan: Candidate, checked: Checked, best: Candidate, best_bytes: int) -> bool:
+    is_faster = plan.step_s * (1 + WORTH_TIME_RATIO) < best.step_s
+    return is_faster or checked.device_bytes * (1 + WORTH_MEMORY_RATIO) < best_bytes
 
 
 def find_front(
@@ -144,6 +188,10 @@ def _first_that_fits(
 # ---- orders --------------------------------------------------------------------------------------
 
 
+def _changes(one: Candidate) -> int:
+    return one.num_changes
+
+
 def _by_time(one: Candidate) -> tuple[float, ...]:
     return (one.step_s, *_by_mildness(one)[:2], one.least_bytes)
 
@@ -168,7 +216,8 @@ def _is_beaten(
 
 def _is_no_dearer(plan: Candidate, candidate: Candidate) -> bool:
     return (
-        STABILITIES.index(plan.stability) <= STABILITIES.index(candidate.stability)
+        plan.num_changes <= candidate.num_changes
+        and STABILITIES.index(plan.stability) <= STABILITIES.index(candidate.stability)
         and plan.variant.num_gpus <= candidate.variant.num_gpus
         and plan.host_bytes <= candidate.host_bytes
     )

@@ -41,6 +41,21 @@ class PlacedBlock(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSegment:
+    """A segment of cudaMalloc, or an expandable one, with all of its blocks by address."""
+
+    stream: int
+    is_small: bool
+    reservation: Reservation | None
+    blocks: tuple[PlacedBlock, ...]
+
+    @property
+    def live(self) -> tuple[PlacedBlock, ...]:
+        """Those that are in use, or pending."""
+        return tuple(block for block in self.blocks if block.state in ("live", "pending"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
     """The moment at which the memory did not suffice, the cache being released already."""
 
@@ -102,6 +117,17 @@ class CachingAllocator:
     @property
     def num_cuda_frees(self) -> int:
         return self._reserve.num_cuda_frees
+
+    @property
+    def allowed_bytes(self) -> int | None:
+        """What this process may reserve; None where it may have all of the GPU."""
+        return self._reserve.allowed_bytes
+
+    def limit(self, fraction_ratio: float) -> None:
+        """torch.cuda.set_per_process_memory_fraction: reserve no more than this share, from now."""
+        self._reserve.limit(fraction_ratio)
+        self._ages = self._reserve.collects_garbage
+        self._is_plain = self._is_plain and not self._ages
 
     # ---- requests and frees: the hot path --------------------------------------------------------
 
@@ -240,6 +266,54 @@ class CachingAllocator:
         pools = (pool for pair in self._pools.values() for pool in pair)
         free = [_placed(block, "free") for pool in pools for _, _, block in pool.free]
         return sorted(live + pending + free)
+
+    def held_segments(self) -> list[HeldSegment]:
+        """What is reserved, by address: one for each range of an expandable segment with memory."""
+        pools = (pool for pair in self._pools.values() for pool in pair)
+        free = [block for pool in pools for _, _, block in pool.free]
+        every = [*self._live.values(), *self._pending.values(), *free]
+        heads = [block for block in every if block.prev is None or not block.prev.is_mapped]
+        return [self._held(head) for head in sorted(heads, key=lambda head: head.address)]
+
+    def _held(self, head: Block) -> HeldSegment:
+        placed: list[PlacedBlock] = []
+        block: Block | None = head
+        while block is not None and block.is_mapped:
+            placed.append(_placed(block, self._state_of(block)))
+            block = block.next
+        return HeldSegment(
+            stream=head.pool.stream,
+            is_small=head.pool.is_small,
+            reservation=head.reservation,
+            blocks=tuple(placed),
+        )
+
+    def _state_of(self, block: Block) -> BlockState:
+        if block.is_free:
+            return "free"
+        return "pending" if block.address in self._pending else "live"
+
+    def splits_by(self, address: int) -> tuple[int, int]:
+        """How a live block changes what is free beside others: blocks and bytes, more or fewer.
+
+        Torch counts free blocks of segments that are in use (inactive_split), but for expandable
+        ones. Were this block free, it and its free neighbours would be one.
+        """
+        block = self._live[address]
+        if block.reservation is not None:
+            return 0, 0
+        before, after = block.prev, block.next
+        num, beside_bytes, is_in_use = 0, 0, False
+        for other in (before, after):
+            if other is None:
+                continue
+            if other.is_free:
+                num += 1
+                beside_bytes += other.size
+                other = other.prev if other is before else other.next
+            is_in_use = is_in_use or other is not None
+        # Without others in use, the segment would be wholly free.
+        return (num - 1, -block.size) if is_in_use else (num, beside_bytes)
 
     def adopt(
         self,

@@ -155,6 +155,7 @@ def assemble_weights(
         ),
         notes=notes,
         doubt=doubt,
+        outputs_bytes=of_outputs,
     )
 
 
@@ -165,6 +166,11 @@ def _unseen(reserved_bytes: int, how: How, card: Card) -> tuple[int, int]:
         int(below_ratio * reserved_bytes) + both_bytes,
         int(above_ratio * reserved_bytes) + both_bytes,
     )
+
+
+def unseen_above_bytes(reserved_bytes: int, how: How, card: Card) -> int:
+    """How far above a figure the truth may be, for reasons that have no name."""
+    return _unseen(reserved_bytes, how, card)[1]
 
 
 def _unseen_parts(how: How, card: Card) -> tuple[float, float, int]:
@@ -229,7 +235,7 @@ def _of_outputs(more_bytes: int) -> list[Unknown]:
             what=keeps,
             low_bytes=0,
             high_bytes=more_bytes,
-            settled_by="`del outputs` after backward, or keeping them in the workload's loss too",
+            settled_by="--keeps outputs or --keeps nothing",
         )
     ]
 

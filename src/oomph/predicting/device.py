@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from oomph.units import MIB, TIB
@@ -42,6 +43,9 @@ class Device(Protocol):
 class SimulatedDevice:
     """A GPU of so many free bytes, which hands out addresses upwards and never one twice."""
 
+    # Told of all that is taken and given back: as a snapshot calls it, where, how many bytes.
+    note: Callable[[str, int, int], None] | None = None
+
     def __init__(
         self, free_bytes: int = UNLIMITED_BYTES, *, total_bytes: int | None = None
     ) -> None:
@@ -52,22 +56,28 @@ class SimulatedDevice:
     def malloc(self, size_bytes: int) -> int | None:
         if size_bytes > self.free_bytes:
             return None
-        self.free_bytes -= size_bytes
-        return self.reserve(size_bytes)
+        address = self.reserve(size_bytes)
+        self._change("segment_alloc", address, -size_bytes)
+        return address
 
-    def free(self, address: int, size_bytes: int) -> None:  # noqa: ARG002
-        self.free_bytes += size_bytes
+    def free(self, address: int, size_bytes: int) -> None:
+        self._change("segment_free", address, size_bytes)
 
     def reserve(self, size_bytes: int) -> int:
         address = self._next_address
         self._next_address += -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
         return address
 
-    def map(self, address: int, size_bytes: int) -> bool:  # noqa: ARG002
+    def map(self, address: int, size_bytes: int) -> bool:
         if size_bytes > self.free_bytes:
             return False
-        self.free_bytes -= size_bytes
+        self._change("segment_map", address, -size_bytes)
         return True
 
     def unmap(self, address: int, size_bytes: int) -> None:
-        self.free(address, size_bytes)
+        self._change("segment_unmap", address, size_bytes)
+
+    def _change(self, action: str, address: int, more_free_bytes: int) -> None:
+        self.free_bytes += more_free_bytes
+        if self.note is not None:
+            self.note(action, address, abs(more_free_bytes))

@@ -9,16 +9,27 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oomph.predicting.footprint import OF_ALLOCATIONS, OF_EVENTS, PHASES, Footprint, Kernel
+from oomph.predicting.footprint import (
+    CATEGORIES,
+    OF_ALLOCATIONS,
+    OF_EVENTS,
+    PHASES,
+    Footprint,
+    Kernel,
+)
 from oomph.predicting.micro_steps import second_micro_step
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
     from numpy.typing import NDArray
 
     Numbers = NDArray[np.int64]
 
 _STEP = PHASES.index("step")
+_WORKSPACE = CATEGORIES.index("workspace")
+_GRADIENTS = CATEGORIES.index("gradients")
 _SECOND = 2
 
 
@@ -114,6 +125,35 @@ def with_step_of(footprint: Footprint, other: Footprint) -> Footprint:
             rest.host_bytes[1] + added.host_bytes[1],
         ),
     )
+
+
+def without_gradients(footprint: Footprint) -> Footprint:
+    """The same without the gradients of parameters."""
+    import numpy as np
+
+    return footprint.keeping(footprint.category[np.abs(footprint.event) - 1] != _GRADIENTS)
+
+
+def workspaces(footprint: Footprint) -> set[tuple[int, int]]:
+    """The bytes and the streams of what libraries take once and never give back."""
+    places = (footprint.category == _WORKSPACE).nonzero()[0]
+    sizes, streams = footprint.fixed_bytes[places].tolist(), footprint.stream[places].tolist()
+    return set(zip(sizes, streams, strict=True))
+
+
+def without_workspaces(footprint: Footprint, known: Iterable[tuple[int, int]]) -> Footprint:
+    """The same after something that has these already.
+
+    An optimizer that multiplies matrices (Adafactor) takes cuBLAS's workspace only where the
+    forward has not.
+    """
+    import numpy as np
+
+    columns = zip(footprint.fixed_bytes.tolist(), footprint.stream.tolist(), strict=True)
+    have = set(known)
+    is_there = np.array([each in have for each in columns], dtype=bool)
+    is_there &= footprint.category == _WORKSPACE
+    return footprint.keeping(~is_there[np.abs(footprint.event) - 1])
 
 
 def _with_later_names(footprint: Footprint, num_before: int) -> Footprint:

@@ -11,10 +11,9 @@ from itertools import accumulate
 from typing import Any
 
 from oomph.errors import UsageError
-from oomph.predicting.allocator import BlockState, PlacedBlock
+from oomph.predicting.allocator import BlockState, HeldSegment, PlacedBlock
 from oomph.predicting.allocator_settings import AllocatorSettings, parse_settings
 from oomph.predicting.replay import EMPTY_CACHE
-from oomph.predicting.segments import Reservation
 
 Record = Mapping[str, Any]  # a segment, a block or an event, as torch writes it
 
@@ -26,21 +25,6 @@ _STATES: dict[str, BlockState] = {
     "active_awaiting_free": "pending",  # so the documentation of torch 2.13
     "inactive": "free",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldSegment:
-    """A segment of cudaMalloc, or an expandable one, with all of its blocks by address."""
-
-    stream: int
-    is_small: bool
-    reservation: Reservation | None
-    blocks: tuple[PlacedBlock, ...]
-
-    @property
-    def live(self) -> tuple[PlacedBlock, ...]:
-        """Those that are in use, or pending."""
-        return tuple(block for block in self.blocks if block.state in ("live", "pending"))
 
 
 def recorded_settings(written: Record | None, segments: Iterable[Record]) -> AllocatorSettings:

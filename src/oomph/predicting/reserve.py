@@ -28,10 +28,16 @@ class Reserve:
         self.num_retries = 0
         self.num_cuda_mallocs = self.num_cuda_frees = 0
         self.allowed_bytes: int | None = None
-        if settings.memory_fraction_ratio is not None:
-            self.allowed_bytes = int(settings.memory_fraction_ratio * device.total_bytes)
-        self.collects_garbage = self.allowed_bytes is not None and settings.gc_threshold_ratio > 0
+        self.collects_garbage = False
         self.num_searches = 0  # of large pools, if garbage is collected: blocks age by it
+        if settings.memory_fraction_ratio is not None:
+            self.limit(settings.memory_fraction_ratio)
+
+    def limit(self, fraction_ratio: float) -> None:
+        """Reserve no more than this share of the GPU; 1 is no limit (setMemoryFraction)."""
+        is_limited = fraction_ratio < 1
+        self.allowed_bytes = int(fraction_ratio * self.device.total_bytes) if is_limited else None
+        self.collects_garbage = is_limited and self.settings.gc_threshold_ratio > 0
 
     def add_stream(self, stream: int) -> tuple[Pool, Pool]:
         small = Pool(stream, is_small=True, settings=self.settings)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from oomph.predicting.allocator import PlacedBlock
+from oomph.predicting.allocator import HeldSegment, PlacedBlock
 from oomph.predicting.allocator_settings import (
     SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
@@ -24,7 +24,7 @@ from oomph.predicting.allocator_settings import (
     round_size,
 )
 from oomph.predicting.device import PAGE_BYTES
-from oomph.predicting.recorded import HeldSegment, Record, blocks_of
+from oomph.predicting.recorded import Record, blocks_of
 from oomph.predicting.segments import Reservation
 
 _BEYOND = 1 << 60  # above every address

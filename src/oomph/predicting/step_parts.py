@@ -38,6 +38,10 @@ class StepParts:
             )
         )
 
+    def least_with_state_of(self, other: StepParts, micro_batch: int) -> int:
+        """The most live bytes of the second step, with no more of the other's than its state."""
+        return self.rest[-1].most(micro_batch) + other.state_bytes[-1]
+
 
 @dataclass(frozen=True, eq=False)
 class Line:

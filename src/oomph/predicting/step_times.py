@@ -172,6 +172,7 @@ class MicroSteps:
 
     priced: PricedFootprint
     has_step: bool = False  # the optimizer runs in backward: all ops belong here
+    is_one: bool = False  # however often it goes backward
     _known: dict[tuple[int, int], Clocks] = field(default_factory=dict)
     _unfinished: dict[tuple[int, int], Clocks] = field(default_factory=dict)
     _wound: dict[int, tuple[Paced, ...]] = field(default_factory=dict)
@@ -226,6 +227,8 @@ class MicroSteps:
             op = op[~self.priced.is_of_step]
         op = op[self.priced.is_of_any_account[op]]
         second = second_micro_step([kernel.phase for kernel in kernels], op)
+        if self.is_one:
+            second = range(len(op), len(op))
         first, last, after = op[: second.start], op[second.start : second.stop], op[second.stop :]
         middle = between([kernel.name for kernel in kernels], first, last)
         orders = {id(part): self.priced.order(part) for part in (first, middle, last, after)}

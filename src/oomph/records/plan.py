@@ -92,11 +92,15 @@ class Plan:
 
     def __str__(self) -> str:
         """One line on all four axes."""
+        return self.in_one_line(f"{self.micro_batch} x {self.accumulate}")
+
+    def in_one_line(self, split: str) -> str:
+        """The same, with other words for how the batch is divided."""
         names = ", ".join(t.name for t in self.tricks if t.name != "accumulation") or "as it is"
         gpus = "" if self.gpus == 1 else f", {self.gpus} GPUs"
         time = "" if self.relative_time is None else f", {self.relative_time:.2f} x the time"
         return (
-            f"{self.micro_batch} x {self.accumulate}{gpus}, {names}: update {self.stability},"
+            f"{split}{gpus}, {names}: update {self.stability},"
             f" {format_bytes(self.prediction.device_bytes)} of"
             f" {format_bytes(self.prediction.capacity_bytes)}{time}"
         )
@@ -158,7 +162,10 @@ class Plans:
         if not self.plans:
             missing = self.shortfall.missing_bytes if self.shortfall else 0
             return f"{head}; nothing that is allowed fits: {format_bytes(missing)} are missing"
-        return "\n".join([head, *(f"{'->' if p.recommended else '  '} {p}" for p in self.plans)])
+        is_known = self.seen is None or self.seen.is_batch_known
+        lines = [str(p) if is_known else p.in_one_line("own batch") for p in self.plans]
+        marks = ["->" if p.recommended else "  " for p in self.plans]
+        return "\n".join([head, *map("{} {}".format, marks, lines)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

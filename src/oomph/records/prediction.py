@@ -63,3 +63,6 @@ class Prediction:
     notes: tuple[str, ...]  # what was assumed
     doubt: str | None = None  # why the rehearsal itself may be wrong on this torch
     seen: Seen | None = None  # of a script: what it does
+    # What is needed besides where the loop keeps what the model returned until the next step. 0
+    # where that is nothing, or where it is known what the loop keeps.
+    outputs_bytes: int = 0

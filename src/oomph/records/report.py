@@ -34,17 +34,30 @@ FindingKind = Literal[
     "no-gpu",
     "lost-gpu",
     "shared-gpu",
+    # What must be mended first.
+    "hang",  # steps, or kernels, have stopped
+    "leak",  # GPU memory grows without an end
+    "fragmentation",  # the same, but tensors do not need it
+    "host-leak",
+    "spill",  # GPU memory is full, and data moves over PCIe all the time
+    "swapping",  # of the host
     # Why the GPU was not used to the full.
     "never-busy",
     "input-bound",
+    "host-contention",  # others take the CPUs
+    "cpu-limit",  # of the control group
+    "pcie-bound",
+    "pauses-in-step",  # the script does something else, or waits, within each step
     "launch-bound",
+    "stalls",  # of some steps
+    "slowing-down",
     "phases",
     "narrow-kernels",
     "memory-bound",
     "throttled",
     "imbalance",
     "unexplained",  # it was not busy, and nothing that was measured says why
-    "busy",  # no under-use was seen
+    "busy",  # a kernel ran almost all the time, and nothing else was found
     # What is left.
     "head-room",
 ]
@@ -133,6 +146,7 @@ class PowerFigures:
     """What a GPU drew, and how it was held back."""
 
     mean_w: float | None
+    working_w: float | None  # mean while the run worked
     most_w: float | None
     limit_w: float | None
     energy_j: float | None  # of the GPU, whoever used it
@@ -160,6 +174,8 @@ class GpuFigures:
     sm_active_ratio: float | None  # mean while working
     memory_active_ratio: float | None
     received_bytes: int | None  # over PCIe
+    sent_bytes: int | None
+    link_ratio: float | None  # of what PCIe carries, in the busier direction, while working
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +199,11 @@ class HostFigures:
     busiest_cpu_cores: float | None  # mean, of the busiest process
     memory_bytes: int | None  # the most
     num_processes: int | None  # the most
+    others_cpu_cores: float | None  # mean, by everybody else, on the CPUs that the run may use
+    stolen_cpu_cores: float | None  # mean, by other machines of the hypervisor
+    throttled_ratio: float | None  # share of the periods in which the CPU limit held it back
+    swapped_in_bytes: int | None  # that the machine read back from swap
+    swapping_ratio: float | None  # share of the time in which it did so all along
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +239,13 @@ class Report:
     num_phases: int  # in all
     marks: tuple[Mark, ...]
     num_marks: int  # in all: `marks` are the first of them
+
+    @property
+    def verdict(self) -> Finding:
+        """What to look at first: a failure, else the finding that leads."""
+        first, *rest = self.findings
+        is_told = first.kind in ("out-of-memory", "maybe-out-of-memory", "recovered")
+        return first if is_told or not rest else rest[0]
 
     def __repr__(self) -> str:
         """What was found, and not the thousand figures that it rests on."""

@@ -32,6 +32,7 @@ EventKind = Literal[
     "stopped",  # oomph stopped the command, because what was asked for has been seen
     "halted",  # the command stands still, as by Ctrl-Z, and can go on
     "resumed",  # it goes on
+    "alert",  # something goes wrong while it runs, in words; each cause once
 ]
 
 
@@ -52,6 +53,16 @@ class WatchedGpu:
     is_used: bool  # by this run, at any time
     cuda_index: int | None = None  # among those that the run sees
     looks_apart_s: float = LOOKS_APART_S  # at its memory: what is shorter can be missed
+    link_bytes_per_s: float | None = None  # what its PCIe link carries at most, each way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchGpu:
+    """A GPU as torch knows it, in the script."""
+
+    cuda_index: int
+    name: str | None
+    total_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +87,7 @@ class GpuSpan:
     sm_active_ratio: float | None = None  # GPM: Hopper and later
     memory_active_ratio: float | None = None  # GPM: share of the time that DRAM was moving data
     received_bytes: int | None = None  # over PCIe
+    sent_bytes: int | None = None  # over PCIe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +102,10 @@ class HostSpan:
     )  # of the busiest process alone: 1.0 is a thread that never waits
     memory_bytes: int | None  # resident, highest
     num_processes: int | None
+    others_cpu_cores: float | None = None  # by everybody else, on the CPUs that the run may use
+    stolen_cpu_cores: float | None = None  # of those CPUs, by other machines of the hypervisor
+    throttled_ratio: float | None = None  # share of the periods in which its CPU limit held it back
+    swapped_in_bytes: int | None = None  # that the machine read back from swap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ def merge_gpu_spans(spans: Sequence[GpuSpan]) -> GpuSpan:
         sm_active_ratio=mean(lambda span: span.sm_active_ratio),
         memory_active_ratio=mean(lambda span: span.memory_active_ratio),
         received_bytes=total(span.received_bytes for span in spans),
+        sent_bytes=total(span.sent_bytes for span in spans),
     )
 
 
@@ -53,6 +54,10 @@ def merge_host_spans(spans: Sequence[HostSpan]) -> HostSpan:
         busiest_cpu_cores=_mean(spans, lambda span: span.busiest_cpu_cores),
         memory_bytes=most(span.memory_bytes for span in spans),
         num_processes=most(span.num_processes for span in spans),
+        others_cpu_cores=_mean(spans, lambda span: span.others_cpu_cores),
+        stolen_cpu_cores=_mean(spans, lambda span: span.stolen_cpu_cores),
+        throttled_ratio=_mean(spans, lambda span: span.throttled_ratio),
+        swapped_in_bytes=total(span.swapped_in_bytes for span in spans),
     )
 
 

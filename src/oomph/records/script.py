@@ -8,6 +8,9 @@ from typing import Literal
 
 from oomph.records.workload import How
 
+# How a line begins in which a rehearsal tells how far it is, among what the script prints.
+PROGRESS = "oomph rehearsal: "
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
@@ -41,7 +44,7 @@ class Loader:
     """The DataLoader that feeds the model in training."""
 
     number: int  # counted from 0, in the order in which the script makes them
-    batch_size: int | None  # None: it has a batch sampler, or does not batch
+    batch_size: int | None  # examples that it draws for a batch; None: it does not batch
     num_workers: int
     pin_memory: bool
     place: str  # "train.py:31", where the script makes it
@@ -79,7 +82,7 @@ class Seen:
     is_fused: bool | None
     is_foreach: bool | None
     learning_rate: float | None
-    micro_batch: int | None  # the leading dimension of the first tensor that the model is given
+    micro_batch: int | None  # examples of one batch: `batch_from` names who says so
     accumulation: int | None  # backwards for one step of the optimizer
     num_optimizer_steps: int
     num_optimizers: int
@@ -94,7 +97,19 @@ class Seen:
     invented: tuple[Invented, ...]
     approximations: tuple[str, ...]
     has_stepped: bool  # False: no step was completed, and the peak is a lower bound
+    num_backwards: int = 1  # of the first whole step, of all optimizers together
     lines: tuple[Line, ...] = ()
+    # A dimension is that of the tensors which the model is given, where no loader says the size.
+    batch_from: Literal["loader", "first dimension", "second dimension"] | None = None
+    num_rows: int | None = None  # that dimension, also where a loader says the size of a batch
+    batch_doubt: str | None = None  # why the size of a batch is not known, or only guessed
+    kept_bytes: int = 0  # of what the model returned, that the loop keeps until the next batch
+    loaders_beside: tuple[Loader, ...] = ()  # others that are read for each batch
+
+    @property
+    def is_batch_known(self) -> bool:
+        """Whether a batch can be spoken of as so many examples, and be divided."""
+        return self.micro_batch is not None and self.batch_doubt is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ not wholly understood is refused, because it would be followed in part.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import types
 import typing
@@ -122,6 +123,12 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     return _check(type(value) is kind, value, kind.__name__, where)
 
 
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Of a record: to find them out takes longer than to read one."""
+    return typing.get_type_hints(kind)
+
+
 def _read_record(kind: Any, value: Any, where: str) -> Any:
     _check(isinstance(value, dict), value, "object", where)
     names = [field.name for field in dataclasses.fields(kind)]
@@ -131,7 +138,7 @@ def _read_record(kind: Any, value: Any, where: str) -> Any:
     for name in value:
         if name not in names:
             raise ValueError(f"{_path(where, name):.80} is unknown")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     return kind(**{name: _read(hints[name], value[name], _path(where, name)) for name in names})
 
 

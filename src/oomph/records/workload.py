@@ -13,9 +13,21 @@ Attention = Literal["as-is", "sdpa"]
 Loss = Literal["as-is", "chunked"]
 Adapters = Literal["none", "lora", "qlora"]
 Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
+Keeps = Literal["outputs", "nothing"]
 
 # The user's own optimizer in another implementation, or another optimizer with its parameters.
 OPTIMIZERS = ("as-is", "fused", "foreach", "for-loop", "8-bit", "adafactor", "sgd")
+
+
+def check_keeps(keeps: str | None) -> Keeps | None:
+    """The same, if a loop can keep that. Raises UsageError."""
+    known: dict[str | None, Keeps | None] = {None: None, "outputs": "outputs", "nothing": "nothing"}
+    if keeps in known:
+        return known[keeps]
+    raise UsageError(
+        f"keeps={keeps!r:.40} is unknown",
+        attempt='"outputs", if your loop keeps `outputs = model(...)`, or "nothing"',
+    )
 
 
 def check_optimizer(name: str) -> str:
@@ -49,6 +61,12 @@ class Workload:
     batch_size: int  # of one optimizer step: the contract
     clip_grad_norm: float | None = None
     zero_grad_to_none: bool = True  # torch's default since 2.0
+    # Of what the model returns, until it has returned anew: all, as `outputs = model(...)` in a
+    # loop does, or nothing but what the loss holds. None: nobody says, and the error bar has both.
+    keeps: Keeps | None = None
+
+    def __post_init__(self) -> None:
+        check_keeps(self.keeps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

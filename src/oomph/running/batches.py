@@ -43,13 +43,17 @@ class BatchSizes:
     torch's code has left the processor's caches by then.
 
     Once many batches were alike, only every sixteenth is asked, and the last; at one that is not,
-    each again. Where nobody knows which is the last, each is asked.
+    each again. Where nobody knows which is the last, each is asked. Where the loader draws another
+    number of samples for its batches than the first has rows (graphs, time first), that number
+    counts.
     """
 
-    __slots__ = ("_last", "_num_alike", "ask_at", "size")
+    __slots__ = ("_drawn", "_last", "_num_alike", "ask_at", "size")
 
-    def __init__(self, num_batches: int | None, told: int | None) -> None:
-        self.size = told
+    def __init__(
+        self, num_batches: int | None, told: int | None, num_drawn: int | None = None
+    ) -> None:
+        self.size, self._drawn = told, num_drawn
         self.ask_at: float = 0 if told is None else math.inf  # the next batch to be asked
         self._last = None if num_batches is None else num_batches - 1
         self._num_alike = 0
@@ -63,12 +67,27 @@ class BatchSizes:
             size = num_samples_in(batch)
         except Exception:  # noqa: BLE001 - its shape is code of the user's
             size = None
+        is_full = self._last is not None and number < self._last
+        if self._drawn is not None and is_full and size != self._drawn:
+            self.size, self.ask_at = self._drawn, math.inf
+            return self.size, self.ask_at
         self._num_alike = self._num_alike + 1 if size == self.size else 0
         self.size = size
         self.ask_at = number + 1
         if self._num_alike >= _MANY_ALIKE and self._last is not None and number < self._last:
             self.ask_at = min(number + _ASKED_EVERY, self._last)
         return size, self.ask_at
+
+
+def num_drawn_by(loader: Any) -> int | None:
+    """Samples of each batch but the last, as a DataLoader or its batch sampler says it."""
+    try:
+        if not hasattr(loader, "batch_sampler"):  # others may count tokens
+            return None
+        size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    except Exception:  # noqa: BLE001 - a loader of the user's, of whatever kind: unknown
+        return None
+    return size if isinstance(size, int) and size > 0 else None
 
 
 def num_batches_in(loader: Any) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Callable
 
 from oomph.running.failures import OutOfTime, SpokeNonsense
 from oomph.running.frames import LENGTH
@@ -28,6 +29,7 @@ class Conversation:
         self._output = output
         self._unread = bytearray()
         self._printed = bytearray()
+        self.num_printed = 0  # bytes so far, of which the last are kept
         self._open = {requests, answers, output}
         for descriptor in self._open:
             os.set_blocking(descriptor, False)
@@ -36,8 +38,17 @@ class Conversation:
         """Say something short, to which no answer is awaited now."""
         self._send(LENGTH.pack(len(word)) + word)
 
-    def hear(self, saying: bytes | None = None, *, within_s: float | None = None) -> bytes | None:
-        """Say something and wait for the next frame; None if the other side ended first."""
+    def hear(
+        self,
+        saying: bytes | None = None,
+        *,
+        within_s: float | None = None,
+        on_output: Callable[[bytes], None] = lambda _: None,
+    ) -> bytes | None:
+        """Say something and wait for the next frame; None if the other side ended first.
+
+        `on_output` is told what the other side prints meanwhile.
+        """
         unsent = b"" if saying is None else LENGTH.pack(len(saying)) + saying
         until_s = None if within_s is None else time.monotonic() + within_s
         while (frame := self._take_frame()) is None:
@@ -47,7 +58,7 @@ class Conversation:
             if self._requests in ready:
                 unsent = self._send(unsent)
             if self._output in ready:
-                self._read_output()
+                on_output(self._read_output())
             if self._answers in ready and not self._read_answers():
                 return None
         return frame
@@ -89,23 +100,25 @@ class Conversation:
         del self._unread[:end]
         return frame
 
-    def _read_output(self) -> bool:
-        """Whether anything was read."""
+    def _read_output(self) -> bytes:
+        """What there is to read: nothing, if nothing."""
         try:
             piece = os.read(self._output, _PIECE_BYTES)
         except BlockingIOError:
-            return False
+            return b""
         if not piece:
             self._shut(self._output)
         self._printed += piece
+        self.num_printed += len(piece)
         del self._printed[:-KEPT_OUTPUT_BYTES]
-        return bool(piece)
+        return piece
 
-    def output(self) -> str:
-        """The last of what was printed inside."""
+    def output(self, since: int = 0) -> str:
+        """The last of what was printed inside, after so many bytes."""
         while self._output in self._open and self._read_output():
             pass
-        return self._printed.decode(errors="replace")
+        num_new = min(self.num_printed - since, len(self._printed))
+        return self._printed[len(self._printed) - num_new :].decode(errors="replace")
 
     def _shut(self, descriptor: int) -> None:
         self._open.remove(descriptor)

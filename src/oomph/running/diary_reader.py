@@ -134,9 +134,9 @@ def _read_told(directory: Path, unwritten: Mapping[str, bytes], complaints: Comp
 
 
 def _read_steps(directory: Path, start: RunStart, told: Told, complaints: Complaints) -> None:
-    places = {gpu.uuid: place for place, gpu in enumerate(told.gpus.values()) if gpu.uuid}
     for path in step_files(directory):
-        read = read_step_file(path, start, places, complaints)
+        read = read_step_file(path, start, tuple(told.gpus.values()), complaints)
+        told.gpus |= {(gpu.index, f"cuda:{gpu.index}"): gpu for gpu in read.gpus}
         told.steps += read.steps
         told.peaks += read.peaks
         told.events += read.events[: max(0, _MOST_EVENTS - len(told.events))]

@@ -161,14 +161,16 @@ def _be_first(task: Task, outside: Outside, is_kept: int, covered: tuple[str, ..
     os.close(is_kept)
     outside.wait_for(BEGIN)
     try:
+        is_last = linux.forbid_namespaces()
         read_only = _wall_in(task, covered)
     except OSError as error:
         outside.tell(refused=str(error), errno=error.errno)
         return 1
+    linux.refuse_to_be_traced()  # a script that attached to us would hold up its own answer
     terminal = make_terminal()
     server = os.fork()
     if server == 0:
-        with_exit(lambda: _be_server(task, outside, terminal, read_only))
+        with_exit(lambda: _be_server(task, outside, terminal, read_only, is_last))
     return _collect(server)
 
 
@@ -184,21 +186,28 @@ def _wall_in(task: Task, covered: tuple[str, ...]) -> list[str]:
 
 
 def _collect(server: int) -> int:
-    """Reap everyone; end when the server has ended."""
+    """Reap everyone; end when the server has ended. A script that stops it gains nothing."""
     while True:
-        pid, status = os.wait()
-        if pid == server:
+        pid, status = os.waitpid(-1, os.WUNTRACED)
+        if os.WIFSTOPPED(status):
+            if pid == server:
+                os.kill(server, signal.SIGCONT)
+        elif pid == server:
             return _as_in_a_shell(status)
 
 
-def _be_server(task: Task, outside: Outside, terminal: int, read_only: list[str]) -> int:
+def _be_server(
+    task: Task, outside: Outside, terminal: int, read_only: list[str], is_last: bool
+) -> int:
     furnish(terminal)
     places = task.places
     name = f".oomph-{secrets.token_hex(8)}"
     unwritable = [place for place in places.probed() if not _write_probe(place, name)]
     is_temporary_missing = places.temporary in unwritable
     go_offline(PRIVATE_TEMPORARY if is_temporary_missing else None)
-    outside.tell(stage="ready", probe=name, read_only=sorted({*unwritable, *read_only}))
+    outside.tell(
+        stage="ready", probe=name, read_only=sorted({*unwritable, *read_only}), is_last=is_last
+    )
     outside.wait_for(GO)
     for place in set(places.probed()) - set(unwritable):
         os.unlink(f"{place}/{name}")  # noqa: PTH108

@@ -14,6 +14,7 @@ import signal
 import socket
 import struct
 from functools import cache
+from pathlib import Path
 
 # include/uapi/linux/sched.h
 CLONE_NEWNS = 0x00020000
@@ -44,6 +45,7 @@ _MOST_CAPABILITIES = 64
 
 # include/uapi/linux/prctl.h
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
@@ -159,6 +161,29 @@ def _drop_for_good(capability: int) -> bool:
         if error.errno == errno.EINVAL:
             return False
         raise
+    return True
+
+
+def refuse_to_be_traced() -> None:
+    """Nobody without CAP_SYS_PTRACE can attach to this process, nor to what it forks.
+
+    A fork that is to be like any other says so by prctl(PR_SET_DUMPABLE, 1), and a program that is
+    started is so by itself.
+    """
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def forbid_namespaces() -> bool:
+    """No namespace of any kind can be made in this user namespace. Whether the kernel took it.
+
+    In one of its own a process would have every capability again. The limits are of the user
+    namespace that writes them (kernel/ucount.c), and CAP_SYS_RESOURCE of it is needed to.
+    """
+    try:
+        for limit in sorted(Path("/proc/sys/user").glob("max_*_namespaces")):
+            limit.write_text("0")
+    except OSError:  # some containers have /proc/sys read-only
+        return False
     return True
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-from oomph.running.batches import BatchSizes, num_batches_in
+from oomph.running.batches import BatchSizes, num_batches_in, num_drawn_by
 
 Batch = TypeVar("Batch")
 
@@ -47,7 +47,8 @@ class Steps(Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         run, number, held, iterator = self._run, 0, list[Batch](), iter(self._loader)
-        sizes = BatchSizes(num_batches_in(self._loader), self._num_samples)
+        loader = self._loader
+        sizes = BatchSizes(num_batches_in(loader), self._num_samples, num_drawn_by(loader))
         # What most steps go through stands in this frame: each further object that they touched
         # would have left the processor's caches since the step before.
         clock, note, size, ask_at = time.monotonic, run.fetched.append, sizes.size, sizes.ask_at

@@ -20,6 +20,10 @@ LIMITS = (
     "unix sockets that other network namespaces hold open in a shared directory stay reachable",
     "it guards against accidents and careless code, not against an attack on the kernel",
 )
+NESTED = (
+    "it can create namespaces of its own and have capabilities there, but not over your files: "
+    "/proc/sys is read-only here"
+)
 BY_LANDLOCK = (
     "writes outside a scratch directory are refused by the kernel (Landlock), not redirected: a "
     "script that writes elsewhere fails"

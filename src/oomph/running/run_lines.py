@@ -106,7 +106,11 @@ class Table(Generic[Span]):
         columns = header.get("columns")
         if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
             raise ValueError("it does not name its columns")
-        missing = [field.name for field in self._fields if field.name not in columns]
+        missing = [
+            field.name
+            for field in self._fields
+            if field.name not in columns and field.default is dataclasses.MISSING
+        ]  # an older run has not all that this one keeps
         if missing:
             raise ValueError(f"the column {missing[0]} is missing")
         return columns
@@ -154,6 +158,10 @@ def object_line(record: WatchedGpu | Peak | Event | Ending | StepSpan) -> str:
     return _ENCODER.encode({name: content}) + "\n"
 
 
+# Of a GPU, what runs have not always said.
+_SINCE = {"looks_apart_s": LOOKS_APART_S, "link_bytes_per_s": None}
+
+
 def read_object(line: bytes) -> Any:
     """The record of such a line. Raises ValueError."""
     content = load(line)
@@ -163,7 +171,7 @@ def read_object(line: bytes) -> Any:
     if name not in _OBJECTS:
         raise ValueError(f"nothing is known of {name!r:.40}")
     if name == "gpu" and isinstance(value, dict):
-        value = {"looks_apart_s": LOOKS_APART_S, **value}  # which older runs do not say
+        value = {**_SINCE, **value}  # which older runs do not say
     record = from_jsonable(_OBJECTS[name], value)
     for field in dataclasses.fields(record):
         figure = getattr(record, field.name)

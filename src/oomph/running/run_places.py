@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from oomph.errors import UsageError
@@ -38,12 +39,20 @@ def make_directory(run_id: str) -> Path:
     return directory
 
 
+def newest_first() -> Iterator[Path]:
+    """Those that are kept. Who stops early has not looked at the others."""
+    yield from (path for path in _named(lambda _: True) if (path / META).is_file())
+
+
 def run_directories() -> list[Path]:
     """All that are kept, the oldest first."""
-    runs = runs_directory()
-    if not runs.is_dir():
-        return []
-    return sorted(path for path in runs.iterdir() if (path / META).is_file())
+    return list(newest_first())[::-1]
+
+
+def directory_of(run_id: str) -> Path | None:
+    """Of a run that is kept; the id is no path."""
+    found = (path for path in _named(lambda known: known == run_id) if (path / META).is_file())
+    return next(found, None)
 
 
 def find_directory(name: str) -> Path:
@@ -51,14 +60,25 @@ def find_directory(name: str) -> Path:
     given = Path(name)
     if (given / META).is_file():
         return given
-    known = run_directories()
-    if name == "last" and known:
-        return known[-1]
-    found = [path for path in known if path.name.startswith(name) or path.name.endswith(name)]
-    if len(found) == 1 and name:
-        return found[0]
+    if name == "last" and (newest := next(newest_first(), None)):
+        return newest
+    alike = _named(lambda known: known.startswith(name) or known.endswith(name))
+    found = [path for path in alike if (path / META).is_file()]
+    exact = [path for path in found if path.name == name]
+    if name and len(exact or found) == 1:
+        return (exact or found)[0]
     raise UsageError(
         f"{len(found)} runs are called {name!r:.80}" if found else f"there is no run {name!r:.80}",
         because=f"the runs are in {runs_directory()}",
         attempt="oomph runs, or oomph report last",
     )
+
+
+def _named(is_wanted: Callable[[str], bool]) -> list[Path]:
+    """Of ten thousand, only the names are read."""
+    runs = runs_directory()
+    try:
+        names = os.listdir(runs)  # noqa: PTH208 - no object for each
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [runs / name for name in sorted(filter(is_wanted, names), reverse=True)]

@@ -28,7 +28,14 @@ from oomph.running.failures import DiedInside, NoSandbox
 from oomph.running.identities import map_everyone, map_ourselves
 from oomph.running.inside import Ends, Serve
 from oomph.running.places import Places, find_places
-from oomph.running.protection import LIMITS, NAMESPACED, Protection, refusal, unprotected_by
+from oomph.running.protection import (
+    LIMITS,
+    NAMESPACED,
+    NESTED,
+    Protection,
+    refusal,
+    unprotected_by,
+)
 from oomph.units import GIB
 
 SCRATCH_BYTES = 4 * GIB
@@ -48,6 +55,7 @@ class Sandbox:
         self, serve: Serve, *, scratch_bytes: int = SCRATCH_BYTES, is_unprotected: bool = False
     ) -> None:
         self._is_closed = False
+        self._asked_at = 0  # bytes that were printed before the last request
         self._exit_code: int | None = None
         self._first: int | None = None
         self._last_signal = signal.SIGKILL
@@ -61,12 +69,20 @@ class Sandbox:
             self._is_closed = False
             self._start_unwalled(serve, error)
 
-    def ask(self, request: bytes, *, within_s: float | None = None) -> bytes:
+    def ask(
+        self,
+        request: bytes,
+        *,
+        within_s: float | None = None,
+        on_output: Callable[[bytes], None] = lambda _: None,
+    ) -> bytes:
         """Hand in a request and wait for its answer. Any failure ends everything inside."""
         if self._is_closed:
             raise DiedInside("the sandbox is closed", because=_in_words(self._exit_code))
+        self._talk.output()
+        self._asked_at = self._talk.num_printed
         try:
-            answer = self._talk.hear(request, within_s=within_s)
+            answer = self._talk.hear(request, within_s=within_s, on_output=on_output)
         except BaseException:
             self.close()
             raise
@@ -78,6 +94,10 @@ class Sandbox:
     def output(self) -> str:
         """The last of what was printed inside, both streams in one."""
         return self._talk.output()
+
+    def output_of_request(self) -> str:
+        """The last of what was printed inside since the last request."""
+        return self._talk.output(self._asked_at)
 
     def close(self) -> None:
         """Kill everything inside, and wait until it is gone with all it wrote."""
@@ -125,7 +145,8 @@ class Sandbox:
             _check_nothing_left(places, ready["probe"])
             self._talk.say(inside.GO)
         self.read_only = tuple(ready["read_only"])
-        self.protection = Protection(kind="namespaces", why=NAMESPACED, limits=LIMITS)
+        limits = LIMITS if ready["is_last"] else (*LIMITS, NESTED)
+        self.protection = Protection(kind="namespaces", why=NAMESPACED, limits=limits)
 
     def _start_unwalled(self, serve: Serve, why: NoSandbox) -> None:
         us = os.getpid()

@@ -14,7 +14,10 @@ needs torch: a disk that is full costs the lines, not the training.
 The format, one JSON object a line; times are seconds of CLOCK_MONOTONIC of the host:
 
     {"process": {"schema": 1, "rank": 0, "pid": 7, "host": "a", "clock_s": 5.0, "at": 1.7e9}}
-    {"steps": {...}}  {"event": {...}}  {"peak": {...}, "gpu_uuid": "GPU-..."}
+    {"steps": {...}}  {"event": {...}}
+    {"peak": {...}, "gpu_uuid": "GPU-...", "gpu": {"cuda_index": 0, "name": "A", "total_bytes": 9}}
+
+`gpu` may be missing: it is for a GPU that no driver knows, as an emulated one.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from oomph.records.run import Event, EventKind, Peak, StepSpan
+from oomph.records.run import Event, EventKind, Peak, StepSpan, TorchGpu
 from oomph.records.stored import SCHEMA, to_jsonable
 from oomph.running.appending import Appender
 from oomph.running.run_lines import object_line
@@ -114,11 +117,11 @@ class StepLog:
     def epoch_ended(self, number: int) -> None:
         self.event("phase", EPOCH_ENDED.format(number))
 
-    def peak(self, peak: Peak, *, gpu_uuid: str | None = None) -> None:
+    def peak(self, peak: Peak, *, gpu_uuid: str | None = None, gpu: TorchGpu | None = None) -> None:
         """The most memory so far; the last line counts."""
-        told = replace(peak, rank=self.rank, pid=self._pid)
-        line = json.dumps({"peak": to_jsonable(told), "gpu_uuid": gpu_uuid}, separators=(",", ":"))
-        self._write(line + "\n")
+        told = {"peak": to_jsonable(replace(peak, rank=self.rank, pid=self._pid))}
+        told |= {"gpu_uuid": gpu_uuid} | ({"gpu": to_jsonable(gpu)} if gpu else {})
+        self._write(json.dumps(told, separators=(",", ":")) + "\n")
 
     def flush(self) -> None:
         """Write what was gathered."""

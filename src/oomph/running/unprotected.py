@@ -54,6 +54,7 @@ def watch(serve: Serve, ends: Ends, parent: int) -> NoReturn:
 def _watch(serve: Serve, ends: Ends, parent: int) -> int:
     outside = begin(ends, parent, signal.SIGTERM)
     linux.adopt_orphans()
+    linux.refuse_to_be_traced()
     scratch = tempfile.mkdtemp(prefix="oomph-")
     try:
         signal.signal(signal.SIGTERM, _end)

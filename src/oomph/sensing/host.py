@@ -1,17 +1,24 @@
-"""/proc -> HostSpan: the processes of a run, their CPU time and their memory.
+"""/proc -> HostSpan: the processes of a run, their CPU time and memory, and who else is there.
 
 A process belongs to the run if its parent does, or if it carries the run's token in its
 environment: that finds the workers which a launcher has taken away from under it. Only a number
 that was not there a second ago is looked at more closely.
 
-Limits: Linux. A process that lives for less than the time between two looks is not counted.
-Resident memory counts pages that processes share once for each of them.
+Beside them, of the machine: what others do on the CPUs that the run may use, what a hypervisor
+takes of them, how often the CPU limit of the control group holds it back, and what comes back from
+swap. Four small files a look.
+
+Limits: Linux. In a container /proc/stat is usually the host's: "others" are all outside of it. A
+process that lives for less than the time between two looks is not counted. Resident memory counts
+pages that processes share once for each of them.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
 
 from oomph.records.run import HostSpan
 from oomph.sensing.ownership import RUN_TOKEN
@@ -31,12 +38,82 @@ class _Stat:
     rss_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class MachineCounters:
+    """What only grows; None where the kernel does not tell."""
+
+    busy_s: float | None = None  # CPU seconds of everybody, on the CPUs that we may use
+    stolen_s: float | None = None
+    num_periods: int | None = None  # of the scheduler, for a control group that has a limit
+    num_held: int | None = None  # of them, those in which the limit was hit
+    swapped_in_bytes: int | None = None
+
+
+def read_machine(cpus: frozenset[int], root: Path = Path("/")) -> MachineCounters:
+    """The counters as they are now."""
+    busy_s, stolen_s = _cpu_times(_content(root / "proc/stat"), cpus)
+    num_periods, num_held = _held_back(root)
+    pages = _number(_content(root / "proc/vmstat"), "pswpin")
+    swapped_in_bytes = None if pages is None else pages * _PAGE_BYTES
+    return MachineCounters(busy_s, stolen_s, num_periods, num_held, swapped_in_bytes)
+
+
+def _cpu_times(content: str, cpus: frozenset[int]) -> tuple[float | None, float | None]:
+    """proc(5), /proc/stat: user nice system idle iowait irq softirq steal guest, of each CPU."""
+    busy = stolen = found = 0
+    for line in content.split("\n"):
+        if not line.startswith("cpu"):  # they come first; what follows can be long
+            break
+        name, *ticks = line.split()
+        number = name.removeprefix("cpu")
+        if number.isdecimal() and int(number) in cpus:
+            user, nice, system, _, _, irq, softirq, steal = map(int, (*ticks, *("0",) * 8)[:8])
+            busy, stolen, found = busy + user + nice + system + irq + softirq, stolen + steal, 1
+    return (busy * _TICK_S, stolen * _TICK_S) if found else (None, None)
+
+
+def _held_back(root: Path) -> tuple[int | None, int | None]:
+    """cgroups(7): cpu.stat of our own group, or of the nearest above it that has a limit."""
+    for line in _content(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        group = base / path.lstrip("/")
+        for one in (group, *group.parents):
+            if not one.is_relative_to(base):
+                break
+            told = _content(one / "cpu.stat")
+            num_periods = _number(told, "nr_periods")
+            if num_periods:  # a group without a limit has none
+                return num_periods, _number(told, "nr_throttled")
+    return None, None
+
+
+def _number(content: str, name: str) -> int | None:
+    """That stands behind a name, a line each."""
+    _, found, rest = f"\n{content}".partition(f"\n{name} ")
+    number = rest.partition("\n")[0].strip()
+    return int(number) if found and number.isdecimal() else None
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
 class ProcessTree:
     """The processes under `root`, and those that carry `token`."""
 
     def __init__(self, root: int, token: str | None, now_s: float) -> None:
         self._token = f"{RUN_TOKEN}={token}".encode() if token else None
-        self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
+        self._cpus = frozenset(os.sched_getaffinity(0))
+        self._machine = read_machine(self._cpus)
         self._members: dict[int, _Stat] = {}
         self._known: set[str] = set()  # every name under /proc at the last look
         self._began_s = now_s
@@ -64,7 +141,10 @@ class ProcessTree:
             memory_bytes += stat.rss_bytes
             self._members[pid] = stat
         duration_s = max(now_s - self._began_s, 1e-6)
-        cores = [number * self._tick_s / duration_s for number in ticks]
+        cores = [number * _TICK_S / duration_s for number in ticks]
+        machine, self._machine = self._machine, read_machine(self._cpus)
+        busy_s = _growth(machine.busy_s, self._machine.busy_s)
+        stolen_s = _growth(machine.stolen_s, self._machine.stolen_s)
         span = HostSpan(
             began_s=self._began_s,
             ended_s=now_s,
@@ -72,6 +152,13 @@ class ProcessTree:
             busiest_cpu_cores=max(cores, default=None),
             memory_bytes=memory_bytes if ticks else None,
             num_processes=len(ticks),
+            others_cpu_cores=None if busy_s is None else max(busy_s / duration_s - sum(cores), 0.0),
+            stolen_cpu_cores=None if stolen_s is None else stolen_s / duration_s,
+            throttled_ratio=_share(
+                _growth(machine.num_held, self._machine.num_held),
+                _growth(machine.num_periods, self._machine.num_periods),
+            ),
+            swapped_in_bytes=_growth(machine.swapped_in_bytes, self._machine.swapped_in_bytes),
         )
         self._began_s = now_s
         return span
@@ -95,6 +182,19 @@ class ProcessTree:
         if stat.parent in self._members:
             return True
         return self._token is not None and _carries(pid, self._token)
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _growth(before: Number | None, now: Number | None) -> Number | None:
+    """Of a counter; None where it is not known, or has started anew."""
+    return now - before if before is not None and now is not None and now >= before else None
+
+
+def _share(part: int | None, whole: int | None) -> float | None:
+    """None where nothing was counted: a group without a limit has no periods."""
+    return min(part / whole, 1.0) if part is not None and whole else None
 
 
 def _stat_of(pid: int) -> _Stat | None:

@@ -16,9 +16,12 @@ from oomph.sensing.occupancy import read_memory
 
 # nvml.h: nvmlSamplingType_t, and the fields of nvmlDeviceGetFieldValues.
 _GPU_UTILIZATION_SAMPLES = 1
-_ENERGY, _POWER, _RECEIVED = 83, 186, 198  # mJ; mW of this moment; bytes over PCIe
+_ENERGY, _POWER, _SENT, _RECEIVED = 83, 186, 197, 198  # mJ; mW of this moment; bytes over PCIe
+_FIELDS = (_ENERGY, _POWER, _RECEIVED, _SENT)
 # nvmlFieldValue_t: field, scope, two times; type of the value; result; value.
 _FIELD_VALUE = struct.Struct("=II16xIiQ")
+# PCI Express Base Specification: of one lane, after its encoding, by generation.
+_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _LEAST_SLOTS = 128  # the driver is said to keep about 100 samples of kernel-active time
 
 # nvml.h: nvmlClocksEventReason*. Idle, a clock that somebody has set, and boosting in step with
@@ -34,6 +37,7 @@ class Counters:
     energy_mj: int | None = None
     power_w: float | None = None
     received_bytes: int | None = None
+    sent_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +140,33 @@ class Looks:
     # ---- counters
 
     def _prepare_fields(self) -> None:
-        self._fields = ctypes.create_string_buffer(3 * _FIELD_VALUE.size)
-        for place, number in enumerate((_ENERGY, _POWER, _RECEIVED)):
+        self._fields = ctypes.create_string_buffer(len(_FIELDS) * _FIELD_VALUE.size)
+        for place, number in enumerate(_FIELDS):
             _FIELD_VALUE.pack_into(self._fields, place * _FIELD_VALUE.size, number, 0, 0, 0, 0)
 
     def counters(self) -> Counters:
         """Energy, power and PCIe traffic in one call."""
-        refusal = self.nvml.call_gpu(self.handle, "nvmlDeviceGetFieldValues", 3, self._fields)
+        refusal = self.nvml.call_gpu(
+            self.handle, "nvmlDeviceGetFieldValues", len(_FIELDS), self._fields
+        )
         if refusal:
             return Counters()
-        energy_mj, milliwatts, received_bytes = (
+        energy_mj, milliwatts, received_bytes, sent_bytes = (
             None if code else value
             for _, _, _, code, value in _FIELD_VALUE.iter_unpack(self._fields.raw)
         )
         # An unsigned int, of which the other half of the union is not written.
         power_w = None if milliwatts is None else (milliwatts & 0xFFFFFFFF) / 1000
-        return Counters(energy_mj, power_w, received_bytes)
+        return Counters(energy_mj, power_w, received_bytes, sent_bytes)
+
+    def link_bytes_per_s(self) -> float | None:
+        """What the PCIe link carries at most, each way: of this GPU in this machine."""
+        generation = self.nvml.ask_gpu(self.handle, "nvmlDeviceGetMaxPcieLinkGeneration")
+        width = self.nvml.ask_gpu(self.handle, "nvmlDeviceGetMaxPcieLinkWidth")
+        if isinstance(generation, Refusal) or isinstance(width, Refusal):
+            return None
+        lane = _LANE_BYTES_PER_S.get(generation)
+        return lane * width if lane and width else None
 
     # ---- clocks
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oomph.errors import OomphError
+from oomph.records.run import TorchGpu
 from oomph.sensing.torch_cuda import running_torch, uuid_from_torch
 
 
@@ -40,6 +41,20 @@ def _read(torch: Any, cuda_index: int) -> TorchMemory:
         allocated_bytes=told.get("allocated_bytes.all.current", 0),
         peak_allocated_bytes=told.get("allocated_bytes.all.peak", 0),
         peak_reserved_bytes=told.get("reserved_bytes.all.peak", 0),
+    )
+
+
+def torch_gpu(cuda_index: int) -> TorchGpu | None:
+    """The GPU as torch knows it; None where CUDA does not run."""
+    torch = running_torch()
+    if torch is None:
+        return None
+    told = torch.cuda.get_device_properties(cuda_index)
+    name, total = getattr(told, "name", None), getattr(told, "total_memory", None)
+    return TorchGpu(
+        cuda_index=cuda_index,
+        name=None if name is None else str(name),
+        total_bytes=None if total is None else int(total),
     )
 
 

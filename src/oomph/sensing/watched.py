@@ -16,7 +16,7 @@ from oomph.records.run import BusySource, GpuSpan, WatchedGpu
 from oomph.sensing.cutting import Part, Seen, cut, share, whole
 from oomph.sensing.gpm import Gpm
 from oomph.sensing.gpus import read_power_w, read_temperature_c
-from oomph.sensing.looks import Looks
+from oomph.sensing.looks import Counters, Looks
 from oomph.sensing.nvml import Refusal
 from oomph.sensing.occupancy import settle_memory, sum_bytes
 from oomph.sensing.occupants import Occupants
@@ -78,7 +78,9 @@ class Watch:
         self._settled = settle_memory(looks.first_memory, (), Problems(), name=self.name)
         self.total_bytes = self._settled.total_bytes
         self.power_limit_w = self._limit_w()
+        self.link_bytes_per_s = looks.link_bytes_per_s()
         self._counters, self._counted_s = looks.counters(), clock()
+        self._counts_energy = self._counters.energy_mj is not None
         self._begin(clock())
         self.is_used = False
         self.last: GpuSpan | None = None
@@ -121,12 +123,10 @@ class Watch:
         if now_s - self._began_s > _LONG_TURN_S:
             self._ask_in_turn()
         self._list_processes()
-        power_w, received_bytes = self._count()
-        parts = self._parts(now_s)
-        spans = [
-            self._span(part, power_w, share(received_bytes, place, len(parts)))
-            for place, part in enumerate(parts)
-        ]
+        counted = self._count()
+        # The driver's samples may have ended a little ahead of our clock: so did the last span.
+        parts = self._parts(max(now_s, self._began_s))
+        spans = [self._span(part, counted, place, len(parts)) for place, part in enumerate(parts)]
         self.last = spans[-1]
         self._note_use(self.last)
         self._begin(self.last.ended_s)
@@ -143,7 +143,8 @@ class Watch:
         percents = [(began_s + after_s, percent) for after_s, percent in busy.values]
         return cut(began_s, ended_s, self._seen, percents)
 
-    def _span(self, part: Part, power_w: float | None, received_bytes: int | None) -> GpuSpan:
+    def _span(self, part: Part, counted: Counters, place: int, number: int) -> GpuSpan:
+        """The part at that place of so many."""
         shares, percents, used = self.occupants.shares, part.percents, part.used_bytes
         return GpuSpan(
             gpu=self.identity.place,
@@ -157,13 +158,14 @@ class Watch:
             busy_ratio=sum(percents) / len(percents) / 100 if percents else None,
             least_busy_ratio=min(percents) / 100 if percents else None,
             most_busy_ratio=max(percents) / 100 if percents else None,
-            power_w=power_w,
+            power_w=counted.power_w,
             temperature_c=self._temperature_c,
             throttled_ratio=None if self._held_by is None else float(bool(self._held_by)),
             throttled_by=self._held_by or (),
             sm_active_ratio=self._sm_ratio,
             memory_active_ratio=self._dram_ratio,
-            received_bytes=received_bytes,
+            received_bytes=share(counted.received_bytes, place, number),
+            sent_bytes=share(counted.sent_bytes, place, number),
         )
 
     def _end(self, covered_s: float | None, now_s: float) -> float | None:
@@ -188,7 +190,7 @@ class Watch:
         else:
             problems = Problems()
             self._temperature_c = read_temperature_c(nvml, handle, problems)
-            if self._counters.energy_mj is None and self._counters.power_w is None:
+            if self._counters.power_w is None and not self._counts_energy:
                 self._power_w = read_power_w(nvml, handle, problems)
             self._problem = problems.told()
 
@@ -207,15 +209,25 @@ class Watch:
         drawing = (process for process in self._graphics if process.pid not in computing)
         self.occupants.update((*compute, *drawing))
 
-    def _count(self) -> tuple[float | None, int | None]:
-        """Mean power by the energy counter, else of this moment; bytes received."""
+    def _count(self) -> Counters:
+        """Since the last turn: bytes over PCIe, and mean power by the energy counter.
+
+        A counter that stands still tells nothing: no GPU draws 0 W. Then it is the power of this
+        moment, if the driver tells that.
+        """
         began, began_s = self._counters, self._counted_s
         self._counters, self._counted_s = ended, ended_s = self._looks.counters(), self._clock()
-        received_bytes = _growth(began.received_bytes, ended.received_bytes)
         energy_mj = _growth(began.energy_mj, ended.energy_mj)
-        if energy_mj is not None and ended_s > began_s:
-            return energy_mj / 1000 / (ended_s - began_s), received_bytes
-        return ended.power_w if ended.power_w is not None else self._power_w, received_bytes
+        self._counts_energy = bool(energy_mj)
+        if energy_mj and ended_s > began_s:
+            power_w: float | None = energy_mj / 1000 / (ended_s - began_s)
+        else:
+            power_w = ended.power_w or self._power_w or None
+        return Counters(
+            power_w=power_w,
+            received_bytes=_growth(began.received_bytes, ended.received_bytes),
+            sent_bytes=_growth(began.sent_bytes, ended.sent_bytes),
+        )
 
     def _unified(self) -> int | None:
         """A GPU without memory of its own: what its processes hold."""
@@ -248,6 +260,7 @@ class Watch:
             is_used=self.is_used,
             cuda_index=self.identity.cuda_index,
             looks_apart_s=self.identity.looks_apart_s,
+            link_bytes_per_s=self.link_bytes_per_s,
         )
 
     def device(self) -> Device:

@@ -20,6 +20,7 @@ _DATA = re.compile(
     r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL
 )  # see html_page.py
 _OF_THE_PAGE = ("timeline", "code")  # what a page has beside each plan
+_OWN_BATCH = "is_own_batch"  # of all plans, and of each way to train
 _WHAT = "plan"
 
 
@@ -77,11 +78,17 @@ def _check(data: dict[str, Any]) -> None:
     """Is it a record of this version, as far as it is one?"""
     if data.get("schema") != SCHEMA:
         raise ValueError(f"its schema is not {SCHEMA}, which this oomph reads")
-    rest = {name: value for name, value in data.items() if name not in ("schema", "version")}
+    rest = _without(data, ("schema", "version", _OWN_BATCH))
     plans = data.get("plans")
     if isinstance(plans, list):
-        rest["plans"] = [_without(_object(plan), _OF_THE_PAGE) for plan in plans]
+        rest["plans"] = [_plan_in(_object(plan)) for plan in plans]
     from_jsonable(Plans, rest)
+
+
+def _plan_in(plan: dict[str, Any]) -> dict[str, Any]:
+    """Without what only the page has of it."""
+    variant = _without(_object(plan.get("variant")), (_OWN_BATCH,))
+    return {**_without(plan, _OF_THE_PAGE), "variant": variant}
 
 
 def _refuse(constant: str) -> Any:

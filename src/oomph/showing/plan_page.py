@@ -23,14 +23,22 @@ def write_plan_page(
 def plan_data(
     plans: Plans, timelines: Sequence[Timeline | None], code: Sequence[str]
 ) -> dict[str, Any]:
-    """What the page is given: the record, and with each plan its timeline and its code."""
+    """What the page is given: the record, and with each plan its timeline and its code.
+
+    Of a script whose batch size is not known, the numbers of a split mean nothing: it is marked.
+    """
     from oomph import __version__
+
+    is_own = plans.seen is not None and not plans.seen.is_batch_known
 
     drawn = [
         {**to_jsonable(plan), "timeline": _drawable(timeline), "code": text}
         for plan, timeline, text in zip(plans.plans, timelines, code, strict=True)
     ]
-    return {"schema": SCHEMA, "version": __version__, **to_jsonable(plans), "plans": drawn}
+    for plan in drawn:
+        plan["variant"] = {**plan["variant"], "is_own_batch": is_own}
+    whole = {**to_jsonable(plans), "plans": drawn, "is_own_batch": is_own}
+    return {"schema": SCHEMA, "version": __version__, **whole}
 
 
 def _drawable(timeline: Timeline | None) -> dict[str, Any] | None:

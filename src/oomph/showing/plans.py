@@ -26,7 +26,7 @@ def print_plans(plans: Plans) -> None:
     if plans.best is None:
         _print_shortfall(console, plans)
     else:
-        _print_best(console, plans.best)
+        _print_best(console, plans.best, is_batch_known=_is_batch_known(plans))
         _print_table(console, plans)
         _print_tricks(console, plans.best)
     for caveat in plans.caveats:
@@ -55,8 +55,14 @@ def _print_as_is(console: Console, plans: Plans) -> None:
     )
 
 
+def _is_batch_known(plans: Plans) -> bool:
+    return plans.seen is None or plans.seen.is_batch_known
+
+
 def _batch(plans: Plans) -> str:
     given = plans.as_is.variant
+    if not _is_batch_known(plans):
+        return "its own batch (of unknown size)"
     if given.accumulation == 1:
         return f"a batch of {plans.batch_size} at once"
     return f"a batch of {plans.batch_size} as {given.micro_batch} x {given.accumulation}"
@@ -74,18 +80,24 @@ def _room(plans: Plans) -> str:
     return f", {format_bytes(left_bytes)} free at the worst{more}"
 
 
-def _print_best(console: Console, best: Plan) -> None:
+def _print_best(console: Console, best: Plan, *, is_batch_known: bool) -> None:
     sure = "" if best.fits == "yes" else " (uncertain: see the error bar)"
-    print_prose(console, f"recommended: {in_words(best)}{sure}", "bold")
+    print_prose(console, f"recommended: {in_words(best, is_batch_known)}{sure}", "bold")
     print_prose(console, best.why, indent=2)
 
 
-def in_words(plan: Plan) -> str:
+def in_words(plan: Plan, is_batch_known: bool = True) -> str:
     """What a plan sets, in a few words."""
-    parts = [f"micro-batch {plan.micro_batch} x {plan.accumulate}"]
+    parts = [_split(plan, is_batch_known)]
     if plan.gpus > 1:
         parts.append(f"{plan.gpus} GPUs")
     return ", ".join([*parts, *_names(plan)])
+
+
+def _split(plan: Plan, is_batch_known: bool) -> str:
+    """A batch whose size nobody knows is not divided."""
+    known = f"micro-batch {plan.micro_batch} x {plan.accumulate}"
+    return known if is_batch_known else "the script's own batch"
 
 
 def _names(plan: Plan) -> list[str]:
@@ -107,10 +119,13 @@ def _print_table(console: Console, plans: Plans) -> None:
 
 def _columns(console: Console, plans: Plans) -> list[Column]:
     shown = plans.plans
-    capacity = plans.capacity_bytes
+    capacity, is_known = plans.capacity_bytes, _is_batch_known(plans)
     return [
         Column(heading="", cells=["->" if p.recommended else "" for p in shown], keep=9),
-        Column(heading="batch", cells=[f"{p.micro_batch} x {p.accumulate}" for p in shown]),
+        Column(
+            heading="batch",
+            cells=[f"{p.micro_batch} x {p.accumulate}" if is_known else "own" for p in shown],
+        ),
         Column(
             heading="tricks",
             cells=[_short(", ".join(_names(p)) or "none", console.width) for p in shown],

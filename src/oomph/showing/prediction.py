@@ -13,6 +13,8 @@ from oomph.units import format_bytes, format_rate, format_ratio
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from oomph.records.script import Seen
+
 _STYLES = {"yes": "bold green", "no": "bold red", "uncertain": "bold yellow"}
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "white")
 _BLOCKS = "█▓▒▞▚▤▥▦▧"  # told apart without colours, too
@@ -33,6 +35,13 @@ def print_prediction(prediction: Prediction) -> None:
     if prediction.doubt:
         print_prose(console, f"do not trust this: {prediction.doubt}", "bold red")
     print_prose(console, _figures(prediction))
+    if prediction.outputs_bytes:
+        more = format_bytes(prediction.outputs_bytes)
+        print_prose(
+            console,
+            f"{more} more is needed if your loop keeps `outputs` until the next step:"
+            " --keeps outputs includes it",
+        )
     _print_parts(console, prediction)
     print_prose(console, _moment(prediction))
     if prediction.host_bytes:
@@ -61,7 +70,7 @@ def print_prediction(prediction: Prediction) -> None:
 
 def _verdict(prediction: Prediction) -> str:
     variant = prediction.variant
-    how = _how(variant)
+    how = _how(variant, prediction.seen)
     fits = {
         "yes": "fits",
         "no": "does not fit",
@@ -76,7 +85,7 @@ def _verdict(prediction: Prediction) -> str:
     return f"{fits} on {each}{prediction.gpu}: {how}{retries}"
 
 
-def _how(variant: Variant) -> str:
+def _how(variant: Variant, seen: Seen | None) -> str:
     """How it is trained: all that is not as it was given."""
     said = {
         f"recomputed: {variant.checkpointing}": variant.checkpointing != "none",
@@ -90,7 +99,10 @@ def _how(variant: Variant) -> str:
         "expandable segments": variant.expandable_segments,
         variant.sharding: variant.num_gpus > 1,
     }
-    parts = [f"micro-batch {variant.micro_batch} x {variant.accumulation}", variant.precision]
+    split = f"micro-batch {variant.micro_batch} x {variant.accumulation}"
+    if seen is not None and not seen.is_batch_known:
+        split = "the script's own batch"
+    parts = [split, variant.precision]
     return ", ".join([*parts, *(words for words, is_so in said.items() if is_so)])
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _STYLES = {
     "out-of-memory": "bold red",
     "maybe-out-of-memory": "bold red",
+    "hang": "bold red",
+    "leak": "bold red",
+    "spill": "bold red",
     "recovered": "bold yellow",
     "no-out-of-memory": "bold green",
     "busy": "bold green",

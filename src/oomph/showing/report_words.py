@@ -144,6 +144,12 @@ def host(one: HostFigures) -> str:
         parts.append(f"up to {format_bytes(one.memory_bytes)}")
     if one.num_processes is not None:
         parts.append(f"up to {one.num_processes} process{'es' * (one.num_processes != 1)}")
+    if one.others_cpu_cores is not None and one.others_cpu_cores >= 0.1:
+        parts.append(f"other processes used {one.others_cpu_cores:.1f} CPUs")
+    if one.throttled_ratio:
+        parts.append(f"held back by its CPU limit {format_ratio(one.throttled_ratio)} of the time")
+    if one.swapping_ratio:
+        parts.append(f"swapping {format_ratio(one.swapping_ratio)} of the time")
     return ", ".join(parts)
 
 

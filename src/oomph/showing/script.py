@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oomph.records.script import ScriptChanges
 
 _MOST_LINES = 8  # of invented values
+_ASSUMED = "assumed: the {} of the model's input, since no DataLoader says it"
 
 
 def print_seen(console: Console, seen: Seen) -> None:
@@ -36,6 +37,9 @@ def _lines(seen: Seen) -> list[str]:
     found = [_model(seen), _batch(seen), _precision(seen)]
     if seen.loader is not None:
         found.append(_loader(seen))
+    if seen.kept_bytes:
+        kept = format_bytes(seen.kept_bytes)
+        found.append(f"the loop keeps {kept} of the model's outputs until the next step")
     if seen.longest_sequence is not None:
         found.append(
             f"the longest sequence of {seen.num_batches} batches is {seen.longest_sequence};"
@@ -61,14 +65,17 @@ def _many(count: int) -> str:
 
 
 def _batch(seen: Seen) -> str:
-    if seen.micro_batch is None:
-        return "the batch could not be told"
+    if not seen.is_batch_known:
+        times = f", {seen.accumulation} backwards a step" if (seen.accumulation or 1) > 1 else ""
+        return f"the batch size is unknown: {seen.batch_doubt}{times}"
+    assert seen.micro_batch is not None  # noqa: S101 - it is known
     if not seen.has_stepped:
         return f"batches of {seen.micro_batch}; no optimizer step was seen"
     accumulation = seen.accumulation or 1
     whole = f" = {seen.micro_batch * accumulation}" if accumulation > 1 else ""
+    says = "from the DataLoader" if seen.batch_from == "loader" else _ASSUMED
     return (
-        f"micro-batch {seen.micro_batch} (the first dimension that the model is given)"
+        f"micro-batch {seen.micro_batch} ({says.format(seen.batch_from)})"
         f" x {accumulation}{whole} for one optimizer step"
     )
 

@@ -7,7 +7,7 @@ not ignored, ones of a mask, lengths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from oomph.stability.modes import EveryOp, name_of
 
 _IGNORED = -100  # torch's own ignore_index, and that of transformers
 _LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
-_WEIGHT, _REDUCTION = 2, 3  # places among their arguments
+_TARGET, _WEIGHT, _REDUCTION, _IGNORE_INDEX = 1, 2, 3, 4  # places among their arguments
 _MEAN = 1  # at::Reduction::Mean
 _AS_CLOSE = 1e-4  # weights are as close as that to what they are, fitted in fp32, too
 
@@ -29,7 +29,14 @@ class Divisor:
     """What one call of a loss divided by."""
 
     total: float
-    is_weighted: bool  # classes have weights
+    target: Any  # what it counted in
+    ignored: int
+    class_weights: Any = None
+
+    @property
+    def is_weighted(self) -> bool:
+        """Have classes weights?"""
+        return self.class_weights is not None
 
 
 class Divisors(EveryOp):
@@ -42,7 +49,8 @@ class Divisors(EveryOp):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = op(*args, **(kwargs or {}))
         if name_of(op) in _LOSSES and args[_REDUCTION] == _MEAN:
-            self.found.append(Divisor(float(out[1]), args[_WEIGHT] is not None))
+            target, weights = args[_TARGET].detach().clone(), args[_WEIGHT]
+            self.found.append(Divisor(float(out[1]), target, args[_IGNORE_INDEX], weights))
         return out
 
 
@@ -139,6 +147,111 @@ _WAYS = (
         lambda t: (_after_the_first(t) != 0).sum(),
     ),
 )
+
+
+# ---- how to weigh other batches, too -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """Something in a batch that a loss may divide by."""
+
+    said: str  # "the values of batch['labels'] that are not -100"
+    count: Callable[[Any], Any]  # in a batch
+    is_read: bool = False  # off the loss itself, and not guessed
+    is_of_labels: bool = False  # of several labels for each example, or of a mask
+
+
+def weighings(batch: Any, divisors: Sequence[Divisor]) -> Iterator[Weighing]:
+    """What the loss of a batch may divide by, the likeliest first.
+
+    Where torch's own loss divides, its targets are looked for in the batch: they tell what counts,
+    which values are ignored, and the weights of classes.
+    """
+    # Labels first: where nothing is ignored in a batch, its inputs may be the same numbers. In a
+    # tuple they come after the inputs.
+    tensors = [(path, t) for path, t in leaves(batch) if isinstance(t, torch.Tensor)]
+    tensors.sort(key=lambda each: _is_called_labels(each[0]))
+    found = dict(reversed(tensors))
+    if divisors and all(d.ignored == divisors[0].ignored for d in divisors):
+        yield from _weighings_read(found, divisors[0])
+    for counted, count in _WAYS:
+        for path, tensor in found.items():
+            if tensor.dim() and not tensor.is_complex():
+                said, of_labels = counted.format(f"batch{path}"), is_of_labels(tensor)
+                yield Weighing(said, _counting(path, count), is_of_labels=of_labels)
+
+
+def _weighings_read(found: Mapping[str, Any], divisor: Divisor) -> Iterator[Weighing]:
+    target = divisor.target.flatten()
+    for path, tensor in found.items():
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
+            continue
+        for after, is_there in (("", _is_same), (" after the first", _is_shifted)):
+            if not is_there(tensor, target, divisor.ignored):
+                continue
+            name, shift = f"batch{path}{after}", bool(after)
+            if divisor.is_weighted:
+                said = f"the class weights of {name}"
+            else:
+                said = f"the values of {name} that are not {divisor.ignored}"
+            count = _counter(path, divisor, _weights_in(found, divisor), shift=shift)
+            yield Weighing(said, count, is_read=True, is_of_labels=tensor.dim() > 1)
+
+
+def _is_called_labels(path: str) -> bool:
+    return any(name in path.lower() for name in ("label", "target"))
+
+
+def _weights_in(found: Mapping[str, Any], divisor: Divisor) -> str | None:
+    """Where the weights of classes are in the batch; None if they come from elsewhere."""
+    weights = divisor.class_weights
+    if weights is None:
+        return None
+    alike = (path for path, t in found.items() if t.shape == weights.shape)
+    return next((path for path in alike if torch.equal(found[path].to(weights), weights)), None)
+
+
+def _counter(
+    path: str, divisor: Divisor, weights_path: str | None, *, shift: bool
+) -> Callable[[Any], Any]:
+    ignored, weights = divisor.ignored, divisor.class_weights
+
+    def count(batch: Any) -> Any:
+        found = dict(leaves(batch))
+        targets = found[path][..., 1:] if shift else found[path]
+        counts = targets != ignored
+        if weights is None:
+            return counts.sum()
+        of_class = weights if weights_path is None else found[weights_path]
+        return of_class.to(targets.device)[targets[counts].long()].double().sum()
+
+    return count
+
+
+def is_of_labels(tensor: Any) -> bool:
+    """Several integers for each example, or a mask of 0 and 1."""
+    if not tensor.is_floating_point():
+        return bool(tensor.dim() > 1)
+    return bool(((tensor == 0) | (tensor == 1)).all())
+
+
+def _is_same(tensor: Any, target: Any, _: int) -> bool:
+    is_as_long = tensor.numel() == target.numel()
+    return is_as_long and bool(torch.equal(tensor.flatten().to(target), target))
+
+
+def _is_shifted(tensor: Any, target: Any, ignored: int) -> bool:
+    """The next tokens: without the first, or with one that is ignored at the end instead."""
+    if tensor.dim() < 2:
+        return False
+    rest = tensor[..., 1:]
+    padded = torch.nn.functional.pad(rest, (0, 1), value=ignored)
+    return _is_same(rest, target, ignored) or _is_same(padded, target, ignored)
+
+
+def _counting(path: str, count: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda batch: count(dict(leaves(batch))[path])
 
 
 def shares(counts: Sequence[float]) -> list[float]:

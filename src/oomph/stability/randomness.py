@@ -43,6 +43,24 @@ def is_random(op: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags and "attention" not in str(op)
 
 
+class WithoutHiddenDropout(EveryOp):
+    """Kernels that drop inside of themselves (fused attention, cuDNN's recurrent layers) drop none.
+
+    What they draw is nowhere to be seen, so that a piece could not be given its rows of it.
+    """
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        for place, argument in enumerate(op._schema.arguments):
+            is_rnn = argument.name == "dropout" and "rnn" in str(op)
+            if argument.name == "dropout_p" or is_rnn:
+                if place < len(args):
+                    args = (*args[:place], 0.0, *args[place + 1 :])
+                elif argument.name in kwargs:
+                    kwargs[argument.name] = 0.0
+        return op(*args, **kwargs)
+
+
 class Draws:
     """What one run drew, in order."""
 

@@ -23,13 +23,18 @@ from oomph.stability.modes import EveryOp
 from oomph.stability.randomness import seed_everything
 
 T = TypeVar("T")
-_WIDE = {
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.float32: torch.float64,
-    torch.complex32: torch.complex128,
-    torch.complex64: torch.complex128,
+# The dtypes that a dtype is wider than, and what they become in it.
+_NARROWER: dict[torch.dtype, dict[torch.dtype, torch.dtype]] = {
+    torch.float32: {torch.float16: torch.float32, torch.bfloat16: torch.float32},
+    torch.float64: {
+        torch.float16: torch.float64,
+        torch.bfloat16: torch.float64,
+        torch.float32: torch.float64,
+        torch.complex32: torch.complex128,
+        torch.complex64: torch.complex128,
+    },
 }
+_WIDE = _NARROWER[torch.float64]
 
 
 @dataclass(frozen=True)
@@ -215,31 +220,36 @@ def on_the_cpu() -> Any:
     return _CpuForCuda()
 
 
-class _Fp64(EveryOp):
-    """A cast to less than fp64 is none, and what comes from outside in fp32 is taken in fp64."""
+class Widened(EveryOp):
+    """A cast to less than a dtype is none, and what comes from outside in less is taken in it.
+
+    Autocast's own casts are among these, wherever it is switched on.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype, self._narrower = dtype, _NARROWER.get(dtype, {})
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = {name: _widened(value) for name, value in (kwargs or {}).items()}
-        args = tuple(map(_widened, args))
-        if not op._schema.is_mutable and _is_mixed((args, kwargs)):
-            args, kwargs = tree_map(_as_fp64, (args, kwargs))
+        kwargs = {name: self._widened(value) for name, value in (kwargs or {}).items()}
+        args = tuple(map(self._widened, args))
+        if not op._schema.is_mutable and self._is_mixed((args, kwargs)):
+            args, kwargs = tree_map(self._as_wide, (args, kwargs))
         return op(*args, **kwargs)
 
+    def _is_mixed(self, tree: Any) -> bool:
+        """fp64 beside less, as where a loss has weights of its own."""
+        found = {t.dtype for t in tree_leaves(tree) if isinstance(t, torch.Tensor)}
+        return self._dtype in found and bool(found & self._narrower.keys())
 
-def _is_mixed(tree: Any) -> bool:
-    """fp64 beside less, as where a loss has weights of its own."""
-    found = {t.dtype for t in tree_leaves(tree) if isinstance(t, torch.Tensor)}
-    return torch.float64 in found and bool(found & _WIDE.keys())
+    def _as_wide(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.to(self._narrower.get(value.dtype, value.dtype))
 
-
-def _as_fp64(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.to(_WIDE.get(value.dtype, value.dtype))
-
-
-def _widened(argument: Any) -> Any:
-    return _WIDE.get(argument, argument) if isinstance(argument, torch.dtype) else argument
+    def _widened(self, argument: Any) -> Any:
+        is_dtype = isinstance(argument, torch.dtype)
+        return self._narrower.get(argument, argument) if is_dtype else argument
 
 
 @contextlib.contextmanager
@@ -248,7 +258,7 @@ def in_fp64() -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _Fp64():
+        with Widened(torch.float64):
             yield
     finally:
         torch.set_default_dtype(before)

@@ -37,6 +37,7 @@ class Behaviour:
     """One overload of one op."""
 
     __slots__ = (
+        "by_value",
         "flops",
         "in_place",
         "is_convolution",
@@ -63,6 +64,8 @@ class Behaviour:
         self.temporaries: Callable[[Any], list[int]] | None = kernels.TEMPORARIES.get(self.name)
         self.flops: Any = flop_registry.get(function._overloadpacket)
         self.updated = _updated(function, self.name)
+        is_by_value = unknown_values.is_by_value(function)
+        self.by_value = unknown_values.decided_by_values if is_by_value else None
         # torch.tensor([...]) makes its storage where nobody sees it, and only then shows it.
         self.lifts = self.name in ("lift_fresh", "lift")
 

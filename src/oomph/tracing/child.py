@@ -109,17 +109,26 @@ def outcome_of(work: Callable[[], Any]) -> tuple[bool, Any]:
         return False, explained(error)
 
 
-def explained(error: BaseException) -> UserCodeError:
-    """The user's own line in an error, and what it says."""
+def explained(error: BaseException) -> OomphError:
+    """The user's own line in an error, and what it says; or the limit of oomph's that it is."""
     place = _users_line(error.__traceback__)
     told = " ".join(str(error).split())[:500]
-    is_without_torch = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+    attempt = "running its functions by themselves, on the CPU"
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        attempt = "pip install torch, in the build for your driver"
+    elif "torch" in sys.modules:
+        from oomph.tracing import limits
+
+        limit = limits.refused(error, place or "a line that is not your own")
+        if limit is not None:
+            return limit
+        if limits.is_in_doubt(error):
+            found = limits.report(limits.pretended_op(error))
+            attempt += f"; if they work there, the error is oomph's own: please report {found}"
     return UserCodeError(
         f"the workload failed at {place}" if place else "the rehearsal failed",
         because=f"{type(error).__name__}: {told}",
-        attempt="pip install torch, in the build for your driver"
-        if is_without_torch
-        else "running its functions by themselves, on the CPU",
+        attempt=attempt,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# name -> what does the same in place
+# name -> what does the same in place, of torch.ops.aten: some take what methods of tensors refuse
 IN_PLACE = {
     "add": "add_",
     "scatter": "scatter_",
@@ -45,7 +45,25 @@ def is_in_place(name: str, args: Any) -> bool:
     node = torch._C._current_autograd_node()
     if node is None or torch.is_grad_enabled():
         return False
-    return node.name() in _FORMULAS[name] if name in _FORMULAS else _is_accumulation(args)
+    if name not in _FORMULAS:
+        return _is_accumulation(args)
+    if node.name() not in _FORMULAS[name]:
+        return False
+    # With `pos_weight`, the formula of that loss begins with what it saved, and that is the user's.
+    return name != "mul" or _is_of_nobody_else(args)
+
+
+def _is_of_nobody_else(args: Any) -> bool:
+    """Does only the formula hold it? What was saved has more holders: the graph, at least.
+
+    In `t.sub_(a).mul_(b)` the result of `sub_` counts twice, until the end of the line. So does
+    what a hook for saved tensors makes anew; there, at least the shape has to be the result's.
+    """
+    held, other = args[0], args[1]  # as in _is_accumulation: the counts include these
+    of_storage, in_cpp, in_python = _holders_of_an_engines_own()
+    if _holders(held) not in ((of_storage, in_cpp, in_python), (of_storage, in_cpp + 1, in_python)):
+        return False
+    return bool(torch.broadcast_shapes(held.shape, other.shape) == held.shape)
 
 
 def _is_accumulation(args: Any) -> bool:

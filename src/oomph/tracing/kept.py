@@ -20,9 +20,10 @@ from oomph.records.trace_columns import from_columns, to_columns
 from oomph.records.workload import How, Variant
 from oomph.tracing.cache import cache_directory as cache_directory
 from oomph.tracing.cache import drop_oldest, hashes, hashes_of_the_tracer, write
-from oomph.tracing.traces import Traced, Wish, variant_for_batch
+from oomph.tracing.traces import LINE, Traced, Wish, variant_for_batch
 
 _MOST_ENTRIES = 200
+_MOST_SIZES = 8  # of micro-batches that one way to train was rehearsed at
 
 
 def find(place: tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> Traced | None:
@@ -36,8 +37,8 @@ def find(place: tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> Tr
         if columns is None:
             return None
         traces = tuple(from_columns(trace) for trace in columns)
-        if max(trace.micro_batch for trace in traces) < variant.micro_batch:
-            return None  # the line was not held against anything so far away
+        if not _speak_for([trace.micro_batch for trace in traces], variant.micro_batch):
+            return None
         return Traced(
             variant=variant,
             traces=traces,
@@ -58,9 +59,19 @@ def keep(place: tuple[Path, str], wish: Wish, capability: tuple[int, int], trace
         "batch_size": traced.batch_size,
         "traces": {},
     }
-    entry["traces"][_shape_of(traced.variant)] = [to_columns(trace) for trace in traced.traces]
+    shape = _shape_of(traced.variant)
+    by_size = {each["micro_batch"]: each for each in entry["traces"].get(shape, ())}
+    by_size |= {trace.micro_batch: to_columns(trace) for trace in traced.traces}
+    kept_sizes = {*LINE, *sorted(by_size)[-_MOST_SIZES:]} & {*by_size}
+    entry["traces"][shape] = [by_size[size] for size in sorted(kept_sizes)]
     if write(path, gzip.compress(json.dumps(entry).encode(), compresslevel=1)):
         drop_oldest(path.parent, _MOST_ENTRIES)
+
+
+def _speak_for(sizes: Sequence[int], wanted: int) -> bool:
+    """Whether one of the traces is of the very micro-batch, or they are a line that was held
+    against a rehearsal at least as far away."""
+    return wanted in sizes or ({*LINE} <= {*sizes} and max(sizes) >= wanted)
 
 
 def _earlier(path: Path, files: Sequence[str]) -> dict[str, Any] | None:
@@ -89,6 +100,7 @@ def _path(place: tuple[Path, str], wish: Wish, capability: tuple[int, int]) -> P
         str(place[0].resolve()),
         place[1],
         {field.name: getattr(wish, field.name) for field in fields(How)},
+        wish.keeps,
         capability,
     )
     digest = hashlib.sha256(json.dumps(decided_by).encode()).hexdigest()

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oomph.errors import OomphError
 from oomph.records.trace import Trace
-from oomph.records.workload import Variant, Workload
+from oomph.records.workload import Keeps, Variant, Workload
 from oomph.tracing.child import explained, in_a_child
-from oomph.tracing.traces import MOST_MICRO_STEPS, loaded, users_files
+from oomph.tracing.traces import MOST_MICRO_STEPS, keeping, loaded, users_files
 
 if TYPE_CHECKING:
     from oomph.records.possible import Possible
@@ -91,12 +91,15 @@ def with_rehearser(
     capability: tuple[int, int],
     apply: Apply,
     ask: Callable[[Rehearser], T],
+    *,
+    keeps: Keeps | None = None,
 ) -> T:
     """What `ask` finds out with a rehearser of the workload, in a child."""
 
     def work() -> T:
         before = set(sys.modules)
         made = workload if isinstance(workload, Workload) else loaded(*workload)
+        made = keeping(made, keeps)
         from oomph.tracing.self_test import prepare_and_test
 
         doubt = prepare_and_test(capability, apply)

@@ -10,6 +10,7 @@ and torch's own Python take the branches that they take on a GPU. Tensors on the
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,8 +28,12 @@ class Lie:
     """Whether tensors tell the truth at the moment."""
 
     suspended = 0  # > 0 while a meta kernel or the building of a model runs, which must see `meta`
+    building = 0  # > 0 while a model is built: as users do, on the host, whatever device is named
     in_setitem = 0  # > 0 inside `x[i] = 3`: on a GPU the scalar stays on the host
     hosted: dict[int, Any] = {}  # storages that stand for the host's memory # noqa: RUF012
+    # A real copy of a pretended tensor, by whoever knows of values.
+    real: Callable[[Any], Any] = staticmethod(lambda it: torch.zeros(it.shape, dtype=it.dtype))
+    give: Callable[[Any, Any], None] | None = None  # told what values a pretended tensor has
     capability = (8, 0)
     total_bytes = 1 << 60
 
@@ -78,6 +83,20 @@ def _patch_tensor(torch: Any) -> None:
     torch.Tensor.is_meta = property(lambda tensor: bool(Lie.suspended) and on_meta(tensor))
     torch.Tensor.get_device = lambda tensor: 0 if on_meta(tensor) else -1
     _patch_setitem(torch)
+    _patch_repr(torch)
+
+
+def _patch_repr(torch: Any) -> None:
+    """`print(x)` in a model: its values do not exist, and printing them must not end it."""
+    original = torch.Tensor.__repr__
+
+    def represented(tensor: Any, **options: Any) -> str:
+        if Lie.suspended or not is_pretended(tensor):
+            return str(original(tensor, **options))
+        shape, dtype = tuple(tensor.shape), tensor.dtype
+        return f"tensor(..., device='{tensor.device}', size={shape}, dtype={dtype})"
+
+    torch.Tensor.__repr__ = represented
 
 
 def _patch_setitem(torch: Any) -> None:
@@ -95,9 +114,11 @@ def _patch_setitem(torch: Any) -> None:
 
 
 def to_meta(device: Any) -> Any:
-    """`meta` for whatever names a GPU."""
+    """`meta` for whatever names a GPU; the host while a model is built."""
     is_gpu = isinstance(device, int) or str(device).startswith("cuda")
-    return torch.device("meta") if is_gpu else device
+    if not is_gpu:
+        return device
+    return torch.device("cpu" if Lie.building else "meta")
 
 
 def _patch_factories(torch: Any) -> None:
@@ -151,14 +172,25 @@ def _is_one_of(function: Any, constructors: Any) -> bool:
         return False
 
 
+# They are given values, which torch writes where no op shows them.
+OF_VALUES = frozenset({"tensor", "as_tensor", "asarray", "scalar_tensor", "new_tensor"})
+
+
 def _factory(torch: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    is_of_values = function.__name__ in OF_VALUES
+
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("device") is not None:
             kwargs["device"] = to_meta(kwargs["device"])
             if kwargs["device"].__class__ is torch.device and kwargs["device"].type == "meta":
                 kwargs.pop("generator", None)
                 kwargs.pop("pin_memory", None)
-        return function(*args, **kwargs)
+        out = function(*args, **kwargs)
+        if is_of_values and Lie.give and not Lie.suspended and is_pretended(out):
+            of_host = {name: value for name, value in kwargs.items() if name != "requires_grad"}
+            if not (args and isinstance(args[0], torch.Tensor)):  # an op shows that one's
+                Lie.give(out, function(*args, **{**of_host, "device": "cpu"}))
+        return out
 
     # Not functools.wraps: `__wrapped__` makes inspect and torch.jit.script fail.
     wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
@@ -179,12 +211,16 @@ def _patch_moves(torch: Any) -> None:
         elif args and isinstance(args[0], torch.Tensor) and is_pretended(args[0]):
             args = (torch.device("meta"), args[0].dtype, *args[1:])
         wanted = kwargs.get("device") or (args[0] if args else None)
+        if is_pretended(tensor) and str(wanted) == "cpu" and Lie.building:
+            return original_to(tensor, *args[1:], **{**kwargs, "device": torch.device("meta")})
         if is_pretended(tensor) and str(wanted) == "cpu":
             return _brought_to_cpu(torch, tensor, args[1:], kwargs)
-        return _remembered(original_to(tensor, *args, **kwargs), tensor)
+        return original_to(tensor, *args, **kwargs)
 
     def cpu(tensor: Any, *_: Any, **__: Any) -> Any:
-        return _brought_to_cpu(torch, tensor, (), {}) if is_pretended(tensor) else tensor
+        if not is_pretended(tensor) or Lie.building:
+            return tensor
+        return _brought_to_cpu(torch, tensor, (), {})
 
     original_tolist = torch.Tensor.tolist
     torch.Tensor.tolist = lambda tensor: original_tolist(cpu(tensor))
@@ -196,30 +232,25 @@ def _patch_moves(torch: Any) -> None:
     torch.Tensor.record_stream = lambda *_, **__: None
 
 
-def _remembered(moved: Any, tensor: Any) -> Any:
-    """Whole numbers on their way to the GPU: lengths, say, that come back to pack sequences."""
-    if is_pretended(moved) and not is_pretended(tensor) and not tensor.is_floating_point():
-        moved._true_values = tensor
-    return moved
-
-
 def _brought_to_cpu(torch: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
-    """A real tensor of that shape. Where its contents are nobody's, they are zeros."""
+    """A real tensor of that shape, with what is known of its contents."""
     dtype = kwargs.get("dtype") or next((a for a in args if isinstance(a, torch.dtype)), None)
-    known = getattr(tensor, "_true_values", None)
-    if known is not None:
-        return known.to(dtype or tensor.dtype, copy=True)
-    return torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
+    real = Lie.real(tensor)
+    return real if dtype is None else real.to(dtype)
 
 
-class _Nothing:
-    """A context: it does nothing."""
+class OnlyDevice:
+    """`with torch.cuda.device(0)`: there is one."""
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-    def __enter__(self) -> _Nothing:
-        return self
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.idx = self.prev_idx = 0
 
+    def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """What synchronises, seeds or empties: nothing runs here."""
 
 
 def _patch_cuda(torch: Any) -> None:
@@ -265,11 +296,16 @@ def _patch_cuda(torch: Any) -> None:
         "max_memory_allocated": lambda *_: 0,
         "memory_reserved": lambda *_: 0,
         "max_memory_reserved": lambda *_: 0,
-        "reset_peak_memory_stats": lambda *_: None,
+        "reset_peak_memory_stats": nothing,
+        "reset_accumulated_memory_stats": nothing,
+        "memory_stats": lambda *_, **__: defaultdict(int),
         "current_stream": streams.current_stream,
         "default_stream": streams.default_stream,
+        "set_stream": streams.set_stream,
         "stream": streams.use_stream,
-        "device": _Nothing,
+        "StreamContext": streams.use_stream,
+        "device": OnlyDevice,
+        "device_of": OnlyDevice,
         "Stream": streams.Stream,
         "Event": streams.Event,
     }
@@ -278,9 +314,44 @@ def _patch_cuda(torch: Any) -> None:
     # bitsandbytes takes it when it is imported; torch's builds for the CPU do not have it.
     if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
         torch._C._cuda_getCurrentRawStream = lambda _: 0
-    for name in ("is_available", "device_count", "synchronize", "empty_cache", "current_stream"):
-        if hasattr(torch.accelerator, name):
-            setattr(torch.accelerator, name, answers[name])
+    patch_accelerator(answers)
+    patch_marks()
+
+
+def patch_accelerator(answers: dict[str, Any]) -> None:
+    """torch.accelerator: what torch.cuda answers, by its other name."""
+    here = torch.device("cuda")
+    own: dict[str, Any] = {
+        "current_accelerator": lambda *_, **__: here,
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": nothing,
+        "set_device_idx": nothing,
+        "device_index": OnlyDevice,
+        "empty_host_cache": nothing,
+        "get_memory_info": answers["mem_get_info"],
+        # CUDA knows all of them; which ones are fast is another question.
+        "get_device_capability": lambda *_, **__: {"supported_dtypes": set(_DTYPES)},
+    }
+    for module in (torch.accelerator, getattr(torch.accelerator, "memory", None)):
+        for name in dir(module):
+            if name in own or name in answers:
+                setattr(module, name, own[name] if name in own else answers[name])
+
+
+_DTYPES = (
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.complex64, torch.complex128),
+)
+
+
+def patch_marks() -> None:
+    """NVTX, whose ranges a profiler shows: a torch without CUDA has none."""
+    marks: Any = torch.cuda.nvtx
+    marks.range_push = marks.range_pop = lambda *_, **__: 0
+    marks.range_start = lambda *_, **__: 0
+    marks.range_end = marks.mark = nothing
 
 
 def _patch_switches(torch: Any) -> None:

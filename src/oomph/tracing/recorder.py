@@ -21,6 +21,8 @@ from oomph.tracing.behaviour import Behaviour
 from oomph.tracing.convolutions import note_convolution
 from oomph.tracing.known_outputs import key_of, leaves_of
 from oomph.tracing.pretend import Lie, is_pretended
+from oomph.tracing.script.users_line import in_words, users_line
+from oomph.tracing.shadows import WRITE_OVER, Shadows
 from oomph.tracing.streams import Now
 from oomph.tracing.work import work_of
 
@@ -58,6 +60,7 @@ class Recorder(TorchDispatchMode):
         self.computes = True  # whether the work of kernels is noted
         self.capability = capability
         self.host = host_memory.HostMemory()
+        self.shadows = Shadows()  # the values that are known
         self._live: dict[int, _Live] = {}
         self._behaviours: dict[Any, Behaviour] = {}
         self._known = known_outputs.shared(torch.get_default_dtype())
@@ -88,12 +91,46 @@ class Recorder(TorchDispatchMode):
     def free(self, number: int) -> None:
         self.events.append(-(number + 1))
 
+    def real(self, tensor: Any) -> Any:
+        """A real copy of a pretended tensor, with its values, or with zeros in their place."""
+        known = self.shadows.of(tensor)
+        if known is not None:
+            return known.clone()
+        self.note_unknown("values copied from the GPU to the host: taken as 0", "0")
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+    def note_unknown(self, sentence: str, value: str) -> None:  # noqa: ARG002 - for scripts
+        """Note what is taken for a value that does not exist, under the user's own line."""
+        self.notes.add(f"{sentence}, at {in_words(users_line())}")
+
     # ---- what torch calls --------------------------------------------------------------------
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        out = self.recorded(function, types, args, kwargs)
+        if out is not NotImplemented and self._is_followed(function, args, out):
+            self.shadows.follow(function, args, kwargs, out)
+        return out
+
+    def _is_followed(self, function: Any, args: Any, out: Any) -> bool:
+        """Can it have changed what is known? What is on the host alone has its own values."""
+        behaviour = self._behaviours[function]
+        kind = behaviour.kind
+        if kind == "view":
+            return False
+        first = args[0] if args else None
+        if isinstance(first, torch.Tensor) and is_pretended(first):  # most ops end here
+            is_alone = kind != "other" and not self.shadows.has(first)
+            if is_alone and behaviour.name not in WRITE_OVER:
+                return False
+        if kind in ("in place", "other"):
+            out = args[0] if args else None
+        return any(isinstance(one, torch.Tensor) and is_pretended(one) for one in leaves_of(out))
+
+    def recorded(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op on pretended tensors, and note what it takes and gives back."""
         if types and not self.unfolded.isdisjoint(types):
             return NotImplemented
         behaviour = self._behaviours.get(function)
@@ -111,8 +148,9 @@ class Recorder(TorchDispatchMode):
             return self._in_place(behaviour, function, args, kwargs)
         if behaviour.in_place is not None and in_place.is_in_place(behaviour.name, args):
             return self._changed(behaviour, args, kwargs)
-        if behaviour.rule is not None:
-            answer = behaviour.rule(self, behaviour, function, args, kwargs)
+        rule = behaviour.rule or behaviour.by_value
+        if rule is not None:
+            answer = rule(self, behaviour, function, args, kwargs)
             if answer is not NotImplemented:
                 return answer
         return self.fresh(behaviour, function, args, kwargs)
@@ -120,7 +158,7 @@ class Recorder(TorchDispatchMode):
     def _changed(self, behaviour: Behaviour, args: Any, kwargs: Any) -> Any:
         """What backward does in place, though a dispatch mode is asked for a copy."""
         if not is_pretended(args[0]):
-            return getattr(args[0], str(behaviour.in_place))(*args[1:], **kwargs)
+            return getattr(torch.ops.aten, str(behaviour.in_place))(*args, **kwargs)
         self.note_work(behaviour, args, kwargs, ())
         return args[0]
 
@@ -135,8 +173,7 @@ class Recorder(TorchDispatchMode):
             self.note_work(behaviour, args, kwargs, ())
             return args[0] if behaviour.returns else None
         if len(args) > 1 and isinstance(args[1], torch.Tensor) and is_pretended(args[1]):
-            self.notes.add("values copied from the GPU to the host are unknown: taken as they were")
-            return first
+            return function(first, self.real(args[1]), *args[2:], **kwargs)
         return function(*args, **kwargs)
 
     def fresh(self, behaviour: Behaviour, function: Any, args: Any, kwargs: Any) -> Any:

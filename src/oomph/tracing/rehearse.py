@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
+import threading
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -32,6 +35,7 @@ from oomph.tracing.recorder import Recorder
 
 _LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _NUM_STEPS = 2
+TELLS_EVERY_S = 15.0
 
 
 class Apply(Protocol):
@@ -75,14 +79,38 @@ def rehearse(
     gc.disable()  # on a GPU, too, frees follow reference counts; cycles would die at random times
     recorder = Recorder(capability)
     compiled.pass_over(recorder.notes.add)
+    pretend.Lie.real, pretend.Lie.give = recorder.real, recorder.shadows.give
     streams.Now.begin(partial(ranks.note_wait, recorder))
     divides = divides_parameters(variant)
     world = ranks.one_of(variant.num_gpus, recorder) if divides else contextlib.nullcontext()
     try:
-        with recorder, autocast.guard(), world:
+        with recorder, autocast.guard(), world, _telling(recorder):
             return _Rehearsal(workload, variant, recorder, apply, is_step_alone).run()
     finally:
         gc.enable()
+
+
+@contextlib.contextmanager
+def _telling(recorder: Recorder) -> Iterator[None]:
+    """Tell on a terminal how far a rehearsal is that takes long, as loops over time do."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    is_over, start = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not is_over.wait(TELLS_EVERY_S):
+            passed_s = time.monotonic() - start
+            told = f"{len(recorder.sizes):,} allocations so far, in {recorder.phase}"
+            print(f"oomph: after {passed_s:.0f} s of rehearsing: {told}", file=sys.stderr)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 class _Rehearsal:
@@ -99,7 +127,8 @@ class _Rehearsal:
         self.workload, self.variant, self.recorder, self.apply = workload, variant, recorder, apply
         self.is_step_alone = is_step_alone
         self.gradients: set[int] = set()
-        self.outputs: set[int] = set()
+        self.outputs: set[int] = set()  # where nobody says whether the loop keeps them
+        self.kept: Any = None
         self.loss: Any = None
         self.batch: Any = None
         self.example_elements: int | None = None
@@ -110,11 +139,11 @@ class _Rehearsal:
         recorder, variant = self.recorder, self.variant
         pure = torch.bfloat16 if variant.precision == "pure-bf16" else None
         recorder.computes = False
-        self.model = build(self.workload.model)
+        self.model = build(self.workload.model, recorder.notes.add)
         compiled.note_if_compiled(self.model, recorder.notes.add)
-        with without_memory():
+        with without_memory(recorder.notes.add):
             self.model = self.apply.put_on_built(self.model, variant)
-        materialise(self.model, pure)
+        materialise(self.model, recorder.shadows.give, pure)
         self.model.train()
         self._put_on_model()
         num_parameters = len(recorder.sizes)
@@ -166,7 +195,11 @@ class _Rehearsal:
             self.gradients.add(number)
 
     def _note_outputs(self, _: Any, __: Any, returned: Any) -> None:
-        """What the loop is given: whether it keeps that until the next step is not known."""
+        """What the loop is given: it keeps that until the next, or not, or that is not known."""
+        if self.workload.keeps == "outputs":
+            self.kept = returned
+        if self.workload.keeps is not None:
+            return
         tensors = [ranks.local_part(tensor) for tensor in tensors_of(returned)]
         numbers = map(self.recorder.number_of, tensors)
         self.outputs |= {number for number in numbers if number is not None}
@@ -210,7 +243,12 @@ class _Rehearsal:
         self._enter("input")
         self.batch = None  # `for batch in loader` drops the old one before the new one is copied
         dtype = torch.bfloat16 if self.variant.precision == "pure-bf16" else None
-        self.batch = make_batch(self.workload.batch, self.variant.micro_batch, dtype)
+        self.batch = make_batch(
+            self.workload.batch,
+            self.variant.micro_batch,
+            dtype,
+            batch_size=self.workload.batch_size,
+        )
         self.example_elements = _elements(self.batch, self.variant.micro_batch)
         self._enter("forward")
         if self.buckets:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from oomph.errors import UsageError
 from oomph.records.trace import Trace
-from oomph.records.workload import How, Variant, Workload
+from oomph.records.workload import How, Keeps, Variant, Workload
 from oomph.tracing.child import in_a_child
 
 if TYPE_CHECKING:
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 # Two micro-steps are like any number: the third takes what the second took.
 MOST_MICRO_STEPS = 2
-_AFFINE_FROM = 2  # a micro-batch of 1 has another structure: torch drops dimensions of size 1
+# The micro-batches that others follow from. 1 has another structure: torch drops dimensions of
+# size 1.
+LINE = (2, 3)
 
 
 def kind_of(capability: tuple[int, int]) -> tuple[int, int]:
@@ -33,6 +35,7 @@ class Wish(How):
     """How to train, as far as the user has said."""
 
     micro_batch: int | None = None  # None: the whole batch at once
+    keeps: Keeps | None = None  # None: as the workload says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +75,15 @@ def _traced(
     exactly: bool = False,
 ) -> Traced:
     before = set(sys.modules)
-    made = workload if isinstance(workload, Workload) else loaded(*workload)
+    made = keeping(workload if isinstance(workload, Workload) else loaded(*workload), wish.keeps)
     from oomph.tracing.rehearse import rehearse
     from oomph.tracing.self_test import prepare_and_test
 
     variant = variant_for_batch(made.batch_size, wish)
     doubt = prepare_and_test(capability, apply)
     # What is worth offloading depends on its size.
-    is_line = variant.micro_batch >= _AFFINE_FROM and not (exactly or variant.offload_activations)
-    line = (_AFFINE_FROM, _AFFINE_FROM + 1) if is_line else ()
+    is_line = variant.micro_batch >= LINE[0] and not (exactly or variant.offload_activations)
+    line = LINE if is_line else ()
     sizes = tuple(dict.fromkeys((*line, variant.micro_batch)))
     steps = min(variant.accumulation, MOST_MICRO_STEPS)
     variants = [replace(variant, micro_batch=size, accumulation=steps) for size in sizes]
@@ -123,6 +126,11 @@ def loaded(path: Path, name: str) -> Workload:
     from oomph.tracing.loading import load
 
     return load(path, name)
+
+
+def keeping(workload: Workload, keeps: Keeps | None) -> Workload:
+    """The workload whose loop keeps this; None: as it says itself."""
+    return workload if keeps is None else replace(workload, keeps=keeps)
 
 
 def users_files(before: set[str]) -> tuple[str, ...]:

@@ -10,29 +10,69 @@ from typing import Any
 
 import torch
 
+from oomph.tracing.known_outputs import leaves_of, tensors_in
 from oomph.tracing.pretend import Lie, is_pretended
 
 _META, _HOST = torch.device("meta"), torch.device("cpu")
 _empty = torch._C._VariableFunctions.empty
+_empty_strided = torch._C._VariableFunctions.empty_strided
 _empty_like = torch.ops.aten.empty_like.default
 _MASKS = (torch.bool, torch.uint8)
+
+
+_BY_VALUE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+
+
+def is_by_value(function: Any) -> bool:
+    """Do values decide what it returns, or the shape of that?"""
+    return any(tag in function.tags for tag in _BY_VALUE)
+
+
+def decided_by_values(recorder: Any, behaviour: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    """`unique`, `bincount`, `allclose`, ... where the values are known."""
+    if not any(map(is_pretended, tensors_in((args, kwargs)))):
+        return NotImplemented
+    if recorder.shadows.knows(args, kwargs):
+        return made_like(recorder, behaviour, recorder.shadows.computed(function, args, kwargs))
+    if behaviour.name == "allclose":
+        recorder.note_unknown(
+            "torch.allclose(...) of values on the GPU: taken as true", "allclose: True"
+        )
+        return True
+    return NotImplemented
+
+
+def made_like(recorder: Any, behaviour: Any, value: Any) -> Any:
+    """Pretended tensors for results that are known."""
+    if not isinstance(value, torch.Tensor | tuple | list):
+        return value
+    made = [pretended_like(recorder, one, behaviour.label) for one in leaves_of(value)]
+    return made[0] if isinstance(value, torch.Tensor) else type(value)(made)
+
+
+def pretended_like(recorder: Any, value: Any, label: str) -> Any:
+    """A pretended tensor of known values."""
+    out = _empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
+    recorder.track(out, label)
+    recorder.shadows.carry(out, value)
+    return out
 
 
 def _scalar(recorder: Any, _: Any, __: Any, args: Any, ___: Any) -> Any:
     tensor = args[0]
     if not is_pretended(tensor):
         return NotImplemented
+    known = recorder.shadows.of(tensor)
+    if known is not None:
+        return known.item()
     if getattr(tensor, "_oomph_is_true", False):
-        recorder.notes.add("all(...) was asked of values on the GPU: taken as true")
+        recorder.note_unknown("all(...) was asked of values on the GPU: taken as true", "True")
         return True
-    recorder.notes.add(
-        "a value was read from the GPU (.item(), if loss > ...): taken as 0 or False"
+    value = torch.zeros((), dtype=tensor.dtype, device=_HOST).item()
+    recorder.note_unknown(
+        f"a value was read from the GPU (.item(), if loss > ...): taken as {value}", repr(value)
     )
-    if tensor.dtype == torch.bool:
-        return False
-    if tensor.is_complex():
-        return 0j
-    return 0.0 if tensor.is_floating_point() else 0
+    return value
 
 
 def _all(recorder: Any, behaviour: Any, function: Any, args: Any, kwargs: Any) -> Any:
@@ -46,7 +86,9 @@ def _all(recorder: Any, behaviour: Any, function: Any, args: Any, kwargs: Any) -
 def _equal(recorder: Any, _: Any, __: Any, args: Any, ___: Any) -> Any:
     if not is_pretended(args[0]):
         return NotImplemented
-    recorder.notes.add("torch.equal(...) was asked of values on the GPU: taken as true")
+    if recorder.shadows.knows(args, {}):
+        return recorder.shadows.computed(torch.ops.aten.equal.default, args, {})
+    recorder.note_unknown("torch.equal(...) of values on the GPU: taken as true", "equal: True")
     return True
 
 
@@ -55,7 +97,9 @@ def _nonzero(recorder: Any, behaviour: Any, _: Any, args: Any, __: Any) -> Any:
 
 
 def _positions(recorder: Any, behaviour: Any, mask: Any) -> Any:
-    recorder.notes.add("the size of nonzero() or of a mask is unknown: taken as the most it can be")
+    recorder.note_unknown(
+        "the size of nonzero() or of a mask: taken as the most it can be", "every element of a mask"
+    )
     out = _empty((mask.dim(), mask.numel()), dtype=torch.int64, device=_META)
     recorder.track(out, behaviour.label)
     return out.t()
@@ -80,7 +124,9 @@ def _index(recorder: Any, behaviour: Any, function: Any, args: Any, _: Any) -> A
 def _masked_select(recorder: Any, behaviour: Any, _: Any, args: Any, __: Any) -> Any:
     if not is_pretended(args[0]):
         return NotImplemented
-    recorder.notes.add("the size of masked_select() is unknown: taken as the most it can be")
+    recorder.note_unknown(
+        "the size of masked_select(): taken as the most it can be", "every element of a mask"
+    )
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
     out = _empty((shape.numel(),), dtype=args[0].dtype, device=_META)
     recorder.track(out, behaviour.label)

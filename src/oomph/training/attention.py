@@ -17,22 +17,31 @@ _FUSED = ("sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 
 
 def attention_is(model: Any) -> AttentionIs:
-    """What a model says of its attention; "unknown" where it is not one of Hugging Face."""
-    told = {
-        getattr(getattr(module, "config", None), "_attn_implementation", None)
-        for module in model.modules()
-        if hasattr(module, "set_attn_implementation")
-    } - {None}
+    """What a model says of its attention.
+
+    "unknown" where it is not one of Hugging Face, or where transformers has no other attention for
+    it: it calls itself "eager" then, though it may have none at all (ResNet, Mamba).
+    """
+    parts = _of_transformers(model)
+    told = {getattr(getattr(m, "config", None), "_attn_implementation", None) for m in parts}
+    told.discard(None)
     if not told:
         return "unknown"
-    return "sdpa" if all(name in _FUSED for name in told) else "eager"
+    if all(name in _FUSED for name in told):
+        return "sdpa"
+    has_other = all(getattr(module, "_supports_sdpa", True) for module in parts)
+    return "eager" if has_other else "unknown"
+
+
+def _of_transformers(model: Any) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "set_attn_implementation")]
 
 
 def use_sdpa(model: Any) -> None:
     """Let the model use F.scaled_dot_product_attention. Nothing happens if it does already."""
     if attention_is(model) == "sdpa":
         return
-    if attention_is(model) == "unknown":
+    if not _of_transformers(model):
         raise UsageError(
             f"the attention of {type(model).__name__} cannot be exchanged from outside",
             because="it is no model of Hugging Face's transformers",

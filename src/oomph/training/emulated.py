@@ -11,9 +11,12 @@ a warning), and that CUDA refuses to mix tensors of the host and of the GPU in o
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from oomph.errors import UsageError
 from oomph.training.emulation.accounting import Accounting, Known
@@ -73,7 +76,7 @@ class EmulatedGpu:
 
     @property
     def peak_reserved_bytes(self) -> int:
-        return self._card.statistics.reserved.peak
+        return self._card.statistics.all.reserved.peak
 
     @property
     def num_out_of_memory(self) -> int:
@@ -95,13 +98,14 @@ class EmulatedGpu:
         return self
 
     def _install(self, stack: contextlib.ExitStack) -> None:
-        # Imported first: torch imports it at the first optimizer step, and it would keep what
-        # it finds in torch's namespace then.
-
+        # Before anything is patched. Torch imports it with the first optimizer, and it keeps what
+        # it finds in torch's namespaces then, for good.
+        importlib.import_module("torch._dynamo")
         EmulatedGpu._current = self
         stack.callback(setattr, EmulatedGpu, "_current", None)
         stack.callback(self._card.forget)
         places, patches = Places(self._card), Patches()
+        stack.callback(_restore, torch.get_default_dtype(), _default_device())
         stack.callback(patches.undo)
         known = Known(places, self._cuda.facts)
         patch_tensors(patches, places)
@@ -120,3 +124,16 @@ class EmulatedGpu:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def _default_device() -> Any:
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+def _restore(dtype: Any, device: Any) -> None:
+    """What is made by default: a script may have set it to the card."""
+    if torch.get_default_dtype() != dtype:
+        torch.set_default_dtype(dtype)
+    if _default_device() != device:
+        torch.set_default_device(device)

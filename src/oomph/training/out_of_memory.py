@@ -2,7 +2,8 @@
 
 torch has a class for it, torch.OutOfMemoryError; libraries below torch (cuBLAS, cuDNN, NCCL,
 bitsandbytes) and the CPU's allocator have texts. A text decides only in a RuntimeError or a
-MemoryError, as torch raises them: a ValueError that quotes one is none.
+MemoryError, as torch raises them: a ValueError that quotes one is none. An error that was raised
+`from` one is one, too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _GPU = re.compile(
     | \breserved\ in\ total\ by\ PyTorch
     | \bmax_split_size_mb\ to\ avoid\ fragmentation
     | \bcan\ NOT\ allocate\ memory\ block\ with\ size\ larger       # XPU
-    | \bUR_RESULT_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)\b        # XPU
+    | \bAllocation\ is\ out\ of\ device\ memory                     # XPU
+    | \b(?:UR_RESULT|PI)_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)\b  # XPU
+    | \bInvalid\ buffer\ size:\ [\d.]+\ [KMGT]i?B                 # MPS: more than a buffer may have
     | \b(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|HIPBLAS|HIPSPARSE)_STATUS_ALLOC_FAILED\b
     | \bCUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED\b
     | \bCUFFT_ALLOC_FAILED\b
@@ -60,6 +63,32 @@ _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 def which_memory(error: BaseException) -> Memory | None:
     """Which memory an exception says has run out; None if it says something else."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        found = _said_by(each)
+        if found is not None:
+            return found
+        seen.add(id(each))
+        each = _raised_because_of(each)
+    return None
+
+
+def _raised_because_of(error: BaseException) -> BaseException | None:
+    """The error that this one passes on; None where it speaks for itself.
+
+    `raise ... from it` says so. Without `from`, only a bare RuntimeError does: other errors in an
+    `except` block are most often its own mistakes. `from None` cuts the connection.
+    """
+    if not isinstance(error, Exception):
+        return None
+    if error.__cause__ is not None:
+        return error.__cause__
+    is_bare = type(error) is RuntimeError and not error.__suppress_context__
+    return error.__context__ if is_bare else None
+
+
+def _said_by(error: BaseException) -> Memory | None:
     if isinstance(error, torch.OutOfMemoryError):
         return "gpu"
     if not isinstance(error, RuntimeError | MemoryError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import textwrap
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,14 +50,14 @@ class Recovery:
         release(error, is_thorough=self.num_ooms - self.num_ooms_before > 2)
         smaller = self.sizes.failed(num, elements, size) if self.splits else 0
         if smaller:
-            next_one = f"{smaller} at a time"
+            next_one = f"trying {smaller} at a time"
         else:
             next_one = self.resorts.switch_on(memory) or ""
             smaller = size if next_one else 0
             self.sizes.grow_soon()
         self.tried.setdefault(f"{size} of {num} examples at a time")
         if next_one:
-            self.say(f"out of memory with {size} of {num} examples at a time: {next_one}. {text}")
+            self.say(f"out of memory with {size} of {num} examples at a time; {next_one}. {text}")
         return smaller
 
     def nothing_left(self, error_text: str) -> OomphError:
@@ -81,7 +82,7 @@ def half_updated(error_text: str) -> OomphError:
 
 def said_by(error: BaseException) -> str:
     """The first sentences of an error, in one line."""
-    return " ".join(" ".join(map(str, error.args)).split())[:_MOST_TEXT]
+    return textwrap.shorten(" ".join(map(str, error.args)), _MOST_TEXT, placeholder=" ...")
 
 
 def release(error: BaseException, *, is_thorough: bool = False) -> None:

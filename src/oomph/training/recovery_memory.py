@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
@@ -130,6 +130,26 @@ class Measurements:
             needed = self._standing_bytes + size * self.each_bytes(elements)
             self._too_much_bytes = min(self._too_much_bytes, needed)
             self.num += 1
+
+    def state(self) -> dict[str, Any]:
+        """What was measured, for a checkpoint."""
+        return {
+            "measured": {elements: asdict(each) for elements, each in self._measured.items()},
+            "seen": sorted(self._seen),
+            "fitted": dict(self._fitted),
+            "too_much_bytes": self._too_much_bytes,
+            "room_bytes": self._memory.read().room_bytes,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """What failed is of this GPU only if there is no more room than there was."""
+        self.forget()
+        self._measured = {int(e): _Measured(**each) for e, each in state["measured"].items()}
+        if self._memory.read().room_bytes <= state["room_bytes"]:
+            self._too_much_bytes = float(state["too_much_bytes"])
+            self._fitted = {int(e): int(size) for e, size in state["fitted"].items()}
+            self._seen = {(int(e), int(size)) for e, size in state["seen"]}
+        self.num += 1
 
     def forget(self) -> None:
         """What was measured is true no more."""

@@ -15,8 +15,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 # (examples in the batch, size that failed) -> a size that should fit, None if it cannot tell
 Predictor = Callable[[int, int], int | None]
@@ -145,6 +145,16 @@ class Sizes:
         if limit.num_good >= limit.patience:
             limit.num_good = 0
             limit.size = limit.below = _next_divisor(num, limit.size)
+
+    def state(self) -> dict[str, Any]:
+        """What was learnt, for a checkpoint."""
+        limits = {bucket: asdict(limit) for bucket, limit in self._limits.items()}
+        return {"limits": limits, "has_stepped": self._has_stepped, "grows": self._grows}
+
+    def load(self, state: dict[str, Any]) -> None:
+        limits = {int(bucket): _Limit(**limit) for bucket, limit in state["limits"].items()}
+        self._limits, self._told = limits, {}
+        self._has_stepped, self._grows = bool(state["has_stepped"]), bool(state["grows"])
 
     def forget(self) -> None:
         """Begin with the first size again."""

@@ -33,6 +33,7 @@ class LastResorts:
         self._model, self.how = model, how
         self._left = [name for name in NAMES if name in names]
         self.tried: list[str] = []
+        self.switched_on: list[str] = []  # their names, in order
 
     def switch_on(self, memory: Memory | None) -> str | None:
         """Put the next trick on. What it is, in words; None if none is left."""
@@ -41,8 +42,16 @@ class LastResorts:
             done = self._checkpoint() if name == "checkpointing" else self._offload(memory)
             if done:
                 self.tried.append(done)
+                self.switched_on.append(name)
                 return done
         return None
+
+    def switch_on_again(self, names: Sequence[str]) -> None:
+        """Those of a checkpoint, without one that is on already."""
+        for name in [each for each in names if each in self._left]:
+            self._left.remove(name)
+            if self._checkpoint() if name == "checkpointing" else self._offload(None):
+                self.switched_on.append(name)
 
     def _checkpoint(self) -> str | None:
         if self.how.checkpointing == "selective":

@@ -1,6 +1,7 @@
 """A batch, any tree of tensors -> micro-batches of the same kind of tree, in order.
 
-Split are tensors, arrays and lists that have one entry for each example: dense, sparse and nested
+Split are tensors, arrays and lists that have one entry for each example, in their first dimension
+unless another one is given: dense, sparse and nested
 tensors, packed sequences, lists of texts or of tensors of unlike shapes, in dicts, tuples,
 dataclasses, objects and what transformers makes. Numbers, texts and tensors without a dimension of
 examples go whole to every piece. What could be either is an error that names it: a batch is never
@@ -20,7 +21,7 @@ from torch.nn.utils import rnn
 
 from oomph.errors import UsageError
 from oomph.training import examples
-from oomph.training.examples import WHOLE
+from oomph.training.examples import FIRST, WHOLE, Dims
 
 
 def piece_sizes(num: int, limit: int) -> list[int]:
@@ -30,14 +31,16 @@ def piece_sizes(num: int, limit: int) -> list[int]:
     return [least + 1] * more + [least] * (count - more)
 
 
-def split(batch: Any, sizes: Sequence[int], whole: Collection[str] = ()) -> Sequence[Any]:
+def split(
+    batch: Any, sizes: Sequence[int], whole: Collection[str] = (), dims: Dims = FIRST
+) -> Sequence[Any]:
     """The pieces of a batch, one for each of `sizes`, which add up to its examples.
 
     `whole` names what every piece is given whole: "mask", or "inputs.mask". Raises UsageError.
     """
     if len(sizes) == 1:
         return [batch]
-    splitting = _Splitting(sizes, frozenset(whole))
+    splitting = _Splitting(sizes, frozenset(whole), dims)
     splitting.counts_lists = examples.are_entries_of_lists(batch, splitting.whole)
     return splitting.pieces(batch, "")
 
@@ -62,8 +65,8 @@ def moved(part: Any, device: Any) -> Any:
 class _Splitting:
     """One batch into pieces of given sizes."""
 
-    def __init__(self, sizes: Sequence[int], whole: frozenset[str]) -> None:
-        self.sizes, self.num, self.whole = list(sizes), sum(sizes), whole
+    def __init__(self, sizes: Sequence[int], whole: frozenset[str], dims: Dims) -> None:
+        self.sizes, self.num, self.whole, self.dims = list(sizes), sum(sizes), whole, dims
         self.ends = list(accumulate(sizes))
         self.counts_lists = False  # the examples are the entries of lists, whatever is in these
 
@@ -96,28 +99,30 @@ class _Splitting:
         return [dict(zip(parts, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _of_tensor(self, tensor: Any, path: str) -> Sequence[Any]:
-        if tensor.dim() == 0:
+        dim = self.dims.of(path, tensor.dim())
+        if dim is None or tensor.dim() == 0:
             return [tensor] * len(self.sizes)
-        if tensor.size(0) != self.num:
+        if dim >= tensor.dim() or tensor.size(dim) != self.num:
             return self._broadcast(tensor, path, list(tensor.shape))
         if tensor.is_nested:
             parts = self._sliced(tensor.unbind())
             return [torch.nested.as_nested_tensor(p, layout=tensor.layout) for p in parts]
         if tensor.layout is not torch.strided:
-            return [torch.narrow_copy(tensor, 0, at, end - at) for at, end in self._spans()]
-        pieces: Sequence[Any] = torch.split_with_sizes(tensor, self.sizes)
+            return [torch.narrow_copy(tensor, dim, at, end - at) for at, end in self._spans()]
+        pieces: Sequence[Any] = torch.split_with_sizes(tensor, self.sizes, dim)
         return pieces
 
     def _broadcast(self, part: Any, path: str, shape: list[int]) -> list[Any]:
-        if shape[0] == 1:
+        dim = self.dims.of(path, len(shape))
+        if dim is None or (dim < len(shape) and shape[dim] == 1):
             return [part] * len(self.sizes)
         name = path or type(part).__name__
         raise UsageError(
             f"{name} of the batch cannot be split",
-            because=f"its shape is {shape}, and the batch has {self.num} examples, as the first"
-            " tensor in it says",
-            attempt=f"whole=({name!r},) in the Stepper, if every piece needs all of it; or the name"
-            " of that first one",
+            because=f"its shape is {shape}, and the batch has {self.num} examples",
+            attempt=f"whole=({name!r},), if every piece needs all of it; batch_dim="
+            f"{{{name!r}: 1}}, if its examples are in another dimension; or split=function and"
+            " count=function",
         )
 
     def _packed(self, part: Any, path: str) -> list[Any]:
@@ -127,26 +132,37 @@ class _Splitting:
         return [rnn.pack_sequence(p, enforce_sorted=False) for p in self._sliced(sequences)]
 
     def _of_sequence(self, part: Any, path: str) -> list[Any]:
-        if self._is_of_examples(part):
+        if self._is_of_examples(part, path):
             return [type(part)(each) for each in self._sliced(part)]
         rows = [list(one.values()) for one in self._each(dict(enumerate(part)), path)]
         if hasattr(part, "_fields"):  # a named tuple
             return [type(part)(*row) for row in rows]
         return [type(part)(row) for row in rows]
 
-    def _is_of_examples(self, part: Any) -> bool:
+    def _is_of_examples(self, part: Any, path: str) -> bool:
         """One entry for each example, and not columns that have one each."""
         if hasattr(part, "_fields") or len(part) != self.num:
             return False
-        return self.counts_lists or not all(examples.has_examples(each, self.num) for each in part)
+        prefix = f"{path}." if path else ""
+        if any(f"{prefix}{number}" in self.dims.named for number in range(len(part))):
+            return False
+        return self.counts_lists or not all(self._is_column(each) for each in part)
+
+    def _is_column(self, part: Any) -> bool:
+        dim = self.dims.others
+        if dim and isinstance(part, torch.Tensor) and -part.dim() <= dim < part.dim():
+            return bool(part.size(dim) == self.num)
+        return examples.has_examples(part, self.num)
 
     def _of_object(self, part: Any, path: str) -> list[Any]:
         shape = getattr(part, "shape", None)  # an array of numpy
         if isinstance(shape, tuple) and hasattr(part, "__array__"):
             if not shape:
                 return [part] * len(self.sizes)
-            is_split = shape[0] == self.num
-            return self._sliced(part) if is_split else self._broadcast(part, path, list(shape))
+            dim = self.dims.of(path, len(shape))
+            if dim is None or dim >= len(shape) or shape[dim] != self.num:
+                return self._broadcast(part, path, list(shape))
+            return [part[(slice(None),) * dim + (slice(*span),)] for span in self._spans()]
         attributes = getattr(part, "__dict__", None)
         if attributes is None or next(examples.tensors(attributes), None) is None:
             raise UsageError(

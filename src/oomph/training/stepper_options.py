@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import How, Precision
+from oomph.training.ranks import Ranks
 
 
 def how_to_train(plan: Plan | None, precision: Precision | None) -> How:
@@ -24,9 +26,9 @@ def how_to_train(plan: Plan | None, precision: Precision | None) -> How:
     return plan.variant
 
 
-def check(how: How, model: Any, *, accumulate: int, clip_grad_norm: float | None) -> None:
+def check(how: How, ranks: Ranks | None, *, accumulate: int, clip_grad_norm: float | None) -> None:
     """Raises UsageError."""
-    is_replicated = isinstance(model, DistributedDataParallel)
+    is_replicated = ranks is not None
     if how.num_gpus > 1 and not (is_replicated and how.sharding == "ddp"):
         raise UsageError(
             f"the plan is for several GPUs ({how.num_gpus}, {how.sharding})",
@@ -49,11 +51,65 @@ def check(how: How, model: Any, *, accumulate: int, clip_grad_norm: float | None
         )
 
 
+def check_optimizers(optimizers: Sequence[Any]) -> None:
+    """Raises UsageError for one that evaluates the loss by itself, as often as it likes."""
+    for optimizer in optimizers:
+        inside = getattr(optimizer, "optimizer", optimizer)
+        name = type(inside).__name__
+        if _wants_a_closure(inside):
+            raise UsageError(
+                f"a Stepper cannot run {name}",
+                because="its step needs a closure that runs the whole batch again",
+                attempt="a loop of your own; or an optimizer without a closure, such as AdamW",
+            )
+
+
+# Sharpness-aware ones take a closure that is none by default, and fail without one.
+_TWO_STEPS = ("first_step", "second_step")
+
+
+def _wants_a_closure(optimizer: Any) -> bool:
+    if isinstance(optimizer, torch.optim.LBFGS) or all(hasattr(optimizer, n) for n in _TWO_STEPS):
+        return True
+    try:
+        named = inspect.signature(optimizer.step).parameters
+    except (TypeError, ValueError):
+        return False
+    closure = named.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
 def several(one_or_more: Any) -> tuple[Any, ...]:
     """None, one of something, or a list of them."""
     if one_or_more is None:
         return ()
     return tuple(one_or_more) if isinstance(one_or_more, list | tuple) else (one_or_more,)
+
+
+_KEYS = {"format", "scaler", "sizes", "measured", "tricks", "num_ooms", "accumulated"}
+
+
+def check_state(state: Any, number: int, *, has_scaler: bool) -> None:
+    """Raises UsageError for what is no state of such a Stepper."""
+    if not isinstance(state, dict) or not state.keys() >= _KEYS:
+        raise UsageError(
+            "this is not the state of a Stepper",
+            because=f"it is a {type(state).__name__} without"
+            f" {', '.join(sorted(_KEYS - set(state if isinstance(state, dict) else ())))}",
+            attempt="what Stepper.state_dict() returned",
+        )
+    if state["format"] != number:
+        raise UsageError(
+            f"this Stepper state has format {state['format']!r:.40}",
+            because=f"this version of oomph reads format {number}",
+            attempt="the version of oomph that saved it",
+        )
+    if (state["scaler"] is not None) is not has_scaler:
+        saved, here = ("without", "has one") if has_scaler else ("with", "has none")
+        raise UsageError(
+            f"this state was saved {saved} a loss scaler, and this Stepper {here}",
+            attempt='the same precision="fp16" or scaler= as before',
+        )
 
 
 def no_loss(_: Any, __: Any) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -38,22 +38,40 @@ class Passes:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._steps_in_backward = resorts.how.optimizer_in_backward
         self.losses: list[tuple[Any, float]] = []  # and how much each counts
+        self.carried: list[tuple[Any, float]] = []  # those from before a checkpoint
         self.is_half_updated = False  # only where the optimizer steps in backward
 
     def begin_again(self) -> None:
-        self.losses, self.is_half_updated = [], False
+        self.losses, self.is_half_updated = [*self.carried], False
+
+    def evaluate(self, data: Any, function: Callable[[Any, Any], Any] | None) -> Any:
+        """Forward of a piece, by the loss or another function."""
+        function = function or self._loss
+        if self._device is not None:
+            data = splitting.moved(data, self._device)
+        with self._autocast or nullcontext():
+            return function(self._model, data)
+
+    def is_rounded(self) -> bool:
+        """Is anything computed in half precision?"""
+        dtypes = {parameter.dtype for parameter in self._model.parameters()}
+        return self._autocast is not None or bool(dtypes & {torch.float16, torch.bfloat16})
 
     def run(self, data: Any, share: float) -> None:
         """Forward and backward of a piece. It is a function so that its frame can be cleared."""
-        if self._device is not None:
-            data = splitting.moved(data, self._device)
         context = self.forward_context()
         if context is None:
-            loss = self._loss(self._model, data)
+            loss = self.loss_of(data)
         else:
             with context:
-                loss = self._loss(self._model, data)
+                loss = self.loss_of(data)
         self.backward(loss, share)
+
+    def loss_of(self, data: Any) -> Any:
+        """Forward of a piece, wherever it is."""
+        if self._device is not None:
+            data = splitting.moved(data, self._device)
+        return self._loss(self._model, data)
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
         """What each forward runs in: autocast, offloaded activations; None for nothing."""

@@ -45,7 +45,8 @@ def emulated_gpu(
         casts=autocast.installed,
         casts_here=autocast.guard,
     )
-    return EmulatedGpu(_memory(_bytes(memory), _settings(allocator)), cuda)
+    text = _settings_text() if allocator is None else allocator
+    return EmulatedGpu(_memory(_bytes(memory), text), cuda)
 
 
 def _bytes(memory: str | int) -> int:
@@ -62,35 +63,54 @@ def _bytes(memory: str | int) -> int:
     return size_bytes
 
 
-def _settings(text: str | None) -> AllocatorSettings:
-    from oomph.predicting.allocator_settings import parse_settings
-
-    if text is None:
-        # Torch reads the new name first (c10/core/AllocatorConfig.cpp).
-        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-        text = next((os.environ[name] for name in names if os.environ.get(name)), "")
-    return parse_settings(text)
+def _settings_text() -> str:
+    # Torch reads the new name first (c10/core/AllocatorConfig.cpp).
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return next((os.environ[name] for name in names if os.environ.get(name)), "")
 
 
-def _memory(total_bytes: int, settings: AllocatorSettings) -> Memory:
+def _memory(total_bytes: int, settings_text: str) -> Memory:
     from oomph.predicting.allocator import CachingAllocator, OutOfMemory
-    from oomph.predicting.allocator_settings import round_size, segment_bytes
+    from oomph.predicting.allocator_settings import parse_settings, round_size, segment_bytes
     from oomph.predicting.device import SimulatedDevice
     from oomph.tracing.streams import Now
     from oomph.training.emulation.card import Memory
 
+    settings = parse_settings(settings_text)
     device = SimulatedDevice(total_bytes)
     divisions = settings.divisions_by_interval()
     return Memory(
         allocator=CachingAllocator(settings, device),
+        device=device,
         total_bytes=total_bytes,
         shortage=OutOfMemory,
-        free_bytes=lambda: device.free_bytes,
+        rounded_bytes=lambda size: round_size(size, divisions),
         segment_bytes=lambda size: segment_bytes(
             round_size(size, divisions), settings.large_segment_bytes
         ),
         current_stream=lambda: Now.stream,
+        settings=_recorded(settings, settings_text),
+        max_split_bytes=settings.max_split_bytes,
+        with_settings=lambda text: _memory(total_bytes, text),
     )
+
+
+def _recorded(settings: AllocatorSettings, text: str) -> dict[str, object]:
+    """The settings as a snapshot has them."""
+    from oomph.predicting.allocator_settings import NUM_ROUNDUP_INTERVALS
+
+    divisions = settings.divisions_by_interval() or (0,) * NUM_ROUNDUP_INTERVALS
+    return {
+        "PYTORCH_CUDA_ALLOC_CONF": text,
+        "max_split_size": -1 if settings.max_split_bytes is None else settings.max_split_bytes,
+        "garbage_collection_threshold": settings.gc_threshold_ratio,
+        "expandable_segments": settings.expandable_segments,
+        "pinned_num_register_threads": 1,
+        "release_lock_on_cudamalloc": False,
+        "pinned_use_cuda_host_register": False,
+        "graph_capture_record_stream_reuse": False,
+        "roundup_power2_divisions": {str(1 << at): one for at, one in enumerate(divisions)},
+    }
 
 
 def _facts(capability: tuple[int, int]) -> KernelFacts:
@@ -118,12 +138,13 @@ def run_emulated(memory: str | int, command: Sequence[str]) -> EmulatedRun:
     import tempfile
     from pathlib import Path
 
+    from oomph.predicting.allocator_settings import parse_settings
     from oomph.running.hook import hooked
     from oomph.running.peaks import read_run
     from oomph.running.spawn import run_command
 
     total_bytes = _bytes(memory)
-    _settings(None)  # what makes no sense is refused here, not in each process
+    parse_settings(_settings_text())  # what makes no sense is refused here, not in each process
     with tempfile.TemporaryDirectory(prefix="oomph-peaks-") as reports:
         with hooked("torch", _STATEMENT) as environment:
             told = {_SIZE: str(total_bytes), _REPORTS: reports}

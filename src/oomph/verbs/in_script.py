@@ -98,7 +98,7 @@ class Watching(Harmless):
 
         told = ranks_of_environment()
         self._ranks = told if self._rank is None else replace(told, rank=self._rank)
-        self._run = open_run(self._ranks, Watching._num_runs)
+        self._run = open_run(self._ranks, Watching._num_runs, prints=self._prints)
         self._gpus = ScriptGpus(self._run)
         self._is_owner = True
         Watching._num_runs += 1

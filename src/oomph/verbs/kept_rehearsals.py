@@ -12,15 +12,21 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from oomph.verbs.rehearsals import Rehearsed
+    from oomph.records.trace import Trace
+    from oomph.records.workload import Keeps, Variant
+    from oomph.tracing.traces import Wish
+    from oomph.verbs.rehearsals import Rehearsed, Rehearser
 
+    # A workload's file and name, and what its loop is said to keep.
+    Place = tuple[Path, str] | tuple[Path, str, Keeps | None]
 
 _MOST_ENTRIES = 40  # two for each workload, of some megabytes
 
 
-def find(place: tuple[Path, str], capability: tuple[int, int]) -> Rehearsed | None:
+def find(place: Place, capability: tuple[int, int]) -> Rehearsed | None:
     """What is known of a workload, if it is still true; what cannot be read is made anew."""
     from oomph.predicting.footprint_file import from_bytes
     from oomph.tracing.cache import hashes
@@ -37,7 +43,7 @@ def find(place: tuple[Path, str], capability: tuple[int, int]) -> Rehearsed | No
         return None
 
 
-def keep(place: tuple[Path, str], capability: tuple[int, int], rehearsed: Rehearsed) -> None:
+def keep(place: Place, capability: tuple[int, int], rehearsed: Rehearsed) -> None:
     """Keep it. A cache that cannot be written is no error: the answer is there already."""
     from oomph.predicting.footprint_file import to_bytes
     from oomph.records.stored import to_jsonable
@@ -67,7 +73,7 @@ def keep(place: tuple[Path, str], capability: tuple[int, int], rehearsed: Rehear
         drop_oldest(path.parent, _MOST_ENTRIES)
 
 
-def keep_replays(place: tuple[Path, str], capability: tuple[int, int], found: Rehearsed) -> None:
+def keep_replays(place: Place, capability: tuple[int, int], found: Rehearsed) -> None:
     """Keep what was replayed of rehearsals that are kept already."""
     from oomph.records.stored import to_jsonable
     from oomph.tracing.cache import hashes, write
@@ -79,6 +85,54 @@ def keep_replays(place: tuple[Path, str], capability: tuple[int, int], found: Re
     }
     path = _path(place, capability)
     write(_beside(path), json.dumps(content).encode())
+
+
+def find_whole(
+    place: tuple[Path, str], capability: tuple[int, int], keeps: Keeps | None, variant: Variant
+) -> Trace | None:
+    """The rehearsal of one way to train, which a plan or a prediction made before."""
+    from oomph.errors import UsageError
+    from oomph.tracing import kept
+
+    try:
+        found = kept.find(place, _as_wish(variant, keeps), capability)
+    except UsageError:  # it is of another batch
+        return None
+    if found is None or (found.variant.accumulation > 1) != (variant.accumulation > 1):
+        return None
+    alike = (trace for trace in found.traces if trace.micro_batch == variant.micro_batch)
+    return next(alike, None)
+
+
+def keep_whole(
+    place: tuple[Path, str],
+    capability: tuple[int, int],
+    keeps: Keeps | None,
+    rehearser: Rehearser,
+    traces: Mapping[Variant, Trace],
+) -> None:
+    """Keep what a plan has rehearsed as a whole, where `oomph predict` looks for it."""
+    from oomph.tracing import kept
+    from oomph.tracing.traces import Traced
+
+    for variant, trace in traces.items():
+        traced = Traced(
+            variant=variant,
+            traces=(trace,),
+            files=rehearser.files,
+            batch_size=rehearser.batch_size,
+        )
+        kept.keep(place, _as_wish(variant, keeps), capability, traced)
+
+
+def _as_wish(variant: Variant, keeps: Keeps | None) -> Wish:
+    from dataclasses import fields
+
+    from oomph.records.workload import How
+    from oomph.tracing.traces import Wish
+
+    how = {field.name: getattr(variant, field.name) for field in fields(How)}
+    return Wish(micro_batch=variant.micro_batch, keeps=keeps, **how)
 
 
 def _find_replays(path: Path, hashes: list[str], found: Rehearsed) -> None:
@@ -147,7 +201,7 @@ def _rehearsed(footprints: dict[str, Any], facts: dict[str, Any]) -> Rehearsed:
     )
 
 
-def _path(place: tuple[Path, str], capability: tuple[int, int]) -> Path:
+def _path(place: Place, capability: tuple[int, int]) -> Path:
     from oomph.tracing.cache import cache_directory, hashes_of_rooms
     from oomph.tracing.kept import installed
 
@@ -156,7 +210,7 @@ def _path(place: tuple[Path, str], capability: tuple[int, int]) -> Path:
         sys.version,
         installed(),
         str(place[0].resolve()),
-        place[1],
+        *place[1:],
         capability,
     )
     digest = hashlib.sha256(json.dumps(decided_by).encode()).hexdigest()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from oomph.verbs.plan_lines import Lines, Unrehearsed
-from oomph.verbs.rehearsals import footprint_of_one, in_words
+from oomph.verbs.plan_lines import Failed, Lines
+from oomph.verbs.rehearsals import CannotBePutOn, Unrehearsed, footprint_of_one, in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from oomph.planning.search import Checked
     from oomph.predicting.allocator_settings import AllocatorSettings
     from oomph.predicting.footprint import Footprint
@@ -24,6 +24,30 @@ if TYPE_CHECKING:
     from oomph.verbs.targets import Target
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _of_one(
+    ask: Callable[Concatenate[Figures, Variant, P], T],
+) -> Callable[Concatenate[Figures, Variant, P], T]:
+    """Whatever goes wrong with one way to train is told apart from what ends a search.
+
+    As it was given it has to be known: an error then is the user's to know.
+    """
+
+    @functools.wraps(ask)
+    def asked(figures: Figures, variant: Variant, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return ask(figures, variant, *args, **kwargs)
+        except (Unrehearsed, Failed, CannotBePutOn):
+            raise
+        except Exception as error:
+            raise Failed(variant, error) from error
+
+    return asked
+
+
 class Figures:
     """Answers for the variants of one workload on one GPU."""
 
@@ -34,8 +58,11 @@ class Figures:
         rehearsed: Rehearsed,
         rehearser: Rehearser | None,
         say: Callable[[str], None],
+        recall: Callable[[Variant], Trace | None] = lambda _: None,
     ) -> None:
-        """Raises Unrehearsed."""
+        """Raises Unrehearsed. `recall` knows rehearsals of whole variants from before."""
+        self._recall = recall
+        self.rehearsed_anew: dict[Variant, Trace] = {}
         self.rehearsed, self._rehearser, self._say = rehearsed, rehearser, say
         self._capability = target.capability
         self._ready = target.with_torch(rehearsed.torch_version)
@@ -50,24 +77,35 @@ class Figures:
 
     # ---- by its parts ----------------------------------------------------------------------------
 
+    @_of_one
     def seconds(self, variant: Variant) -> float | None:
         """None, too, for what was not rehearsed."""
         return self.lines.of(variant).seconds(variant) if self.lines.knows(variant) else None
 
+    @_of_one
     def host_bytes(self, variant: Variant) -> int:
         return self.lines.of(variant).host_bytes(variant)
 
+    @_of_one
     def reserved_bytes(self, variant: Variant) -> int:
         return self.lines.of(variant).reserved_bytes(variant)
 
+    @_of_one
     def least_bytes(self, variant: Variant) -> int:
         """Of the device: never more than the truth."""
         return self.lines.of(variant).least_bytes(variant) + self.outside.low_bytes
 
-    def may_fit(self, variant: Variant, less_bytes: int = 0) -> bool:
-        """Whether its lower bound fits, of which something may be spared."""
-        return self.least_bytes(variant) - less_bytes <= self.card.usable.high_bytes
+    def may_fit(self, variant: Variant) -> bool:
+        """Whether its lower bound fits."""
+        return self.least_bytes(variant) <= self.card.usable.high_bytes
 
+    @_of_one
+    def may_fit_in_backward(self, variant: Variant) -> bool:
+        """The same, if its optimizer stepped in backward."""
+        least = self.lines.of(variant).least_in_backward_bytes(variant)
+        return least + self.outside.low_bytes <= self.card.usable.high_bytes
+
+    @_of_one
     def check(self, variant: Variant) -> Checked:
         """By replays of what was rehearsed, and by its own rehearsal where there was one."""
         from oomph.planning.search import Checked
@@ -77,9 +115,8 @@ class Figures:
             least = ways.least_bytes(variant)
             if least > self.card.usable.high_bytes - outside.low_bytes:  # whatever is replayed
                 return Checked(device_bytes=least + outside.likely_bytes, fits="no")
-            reserved = ways.reserved_bytes(variant)
-            fits = "no" if variant in self.refuted else self._fits(variant, outside, reserved)
-            device_bytes = reserved + outside.likely_bytes
+            fits = "no" if variant in self.refuted else self._fits(variant, outside)
+            device_bytes = ways.reserved_bytes(variant) + outside.likely_bytes
             self._checked[variant] = Checked(device_bytes=device_bytes, fits=fits)
         return self._checked[variant]
 
@@ -87,14 +124,27 @@ class Figures:
         """What was rehearsed since may say otherwise."""
         self._checked.clear()
 
-    def _fits(self, variant: Variant, outside: Interval, reserved_bytes: int) -> Verdict:
-        """At the worst of what is unknown, or at its best, or not at all."""
+    def _fits(self, variant: Variant, outside: Interval) -> Verdict:
+        """As a prediction says it: at the worst of what is unknown, or at its best, or not."""
         usable, ways = self.card.usable, self.lines.of(variant)
-        unseen_bytes = int(reserved_bytes * self._bar_ratio_of(variant))
-        if ways.passes(variant, usable.low_bytes - outside.high_bytes - unseen_bytes):
-            return "yes"
-        is_possible = ways.passes(variant, usable.high_bytes - outside.low_bytes)
-        return "uncertain" if is_possible else "no"
+        if not ways.passes(variant, usable.high_bytes - outside.low_bytes):
+            return "no"
+        worst = usable.low_bytes - outside.high_bytes - self._unseen_bytes(variant, outside)
+        fits = ways.passes(variant, worst)
+        if fits and not self._has_workspaces:  # else it is in what was learnt
+            fits = ways.passes_with_outputs(variant, worst)
+        return "yes" if fits and not self.as_is.doubt else "uncertain"
+
+    def _unseen_bytes(self, variant: Variant, outside: Interval) -> int:
+        """How far above its figure a variant may be."""
+        from oomph.predicting.assembly import unseen_above_bytes
+
+        usable, ways = self.card.usable, self.lines.of(variant)
+        if self._has_workspaces:
+            return int(ways.reserved_bytes(variant) * self._bar_ratio_of(variant))
+        limit_bytes = usable.likely_bytes - outside.likely_bytes
+        reserved = ways.reserved_bytes_within(variant, limit_bytes)
+        return unseen_above_bytes(reserved, variant, self.card)
 
     @property
     def room_bytes(self) -> int:
@@ -144,6 +194,15 @@ class Figures:
             self._learn_bar(found)
         return found
 
+    def predicted_row(self, variant: Variant, *, is_exact: bool) -> Prediction:
+        """The same of a plan that is to be shown. Raises Failed: then it is not."""
+        try:
+            return self.predicted(variant, is_exact=is_exact)
+        except Unrehearsed:
+            raise
+        except Exception as error:
+            raise Failed(variant, error) from error
+
     def _weights(self, variant: Variant, *, is_exact: bool) -> tuple[Weights, Work, int]:
         """What torch takes, what is computed, and what the host holds."""
         from oomph.predicting.footprint_replays import FootprintReplays
@@ -189,14 +248,20 @@ class Figures:
         return self.rehearsed.exact[key], f"exact {key_of(variant)}"
 
     def _rehearsed_trace(self, variant: Variant) -> Trace:
-        """Of a rehearsal of the very variant."""
-        if variant not in self._traces:
-            if self._rehearser is None:
-                raise Unrehearsed
-            self._say(f"rehearsing {in_words(variant)} itself")
-            self._traces[variant] = trace = self._rehearser.trace(variant)
-            self.rehearsed.exact[_exact_key(variant)] = footprint_of_one(trace)
-        return self._traces[variant]
+        """Of a rehearsal of the very variant, or of an earlier one."""
+        from oomph.predicting.scaling import ordered
+
+        key = _exact_key(variant)
+        if key not in self._traces:
+            trace = self._recall(key)
+            if trace is None:
+                if self._rehearser is None:
+                    raise Unrehearsed
+                self._say(f"rehearsing {in_words(variant)} itself")
+                self.rehearsed_anew[key] = trace = self._rehearser.trace(variant)
+            self._traces[key] = ordered(trace)
+            self.rehearsed.exact[key] = footprint_of_one(trace)
+        return self._traces[key]
 
     def _as_trace(self, footprint: Footprint, micro_batch: int) -> Trace:
         from oomph.predicting.footprint_trace import trace_at

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oomph.verbs.rehearsals import Unrehearsed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -24,8 +26,12 @@ OFF_RATIO = 0.01
 _MANY = 4  # micro-batches, where each costs rehearsals of its own: then every other is left out
 
 
-class Unrehearsed(Exception):
-    """Something is needed that was not rehearsed, and there is nobody to rehearse it."""
+class Failed(Exception):
+    """What was rehearsed of one way to train could not be put together: it is left out."""
+
+    def __init__(self, variant: Variant, error: Exception) -> None:
+        self.variant, self.error = variant, error
+        super().__init__(str(error))
 
 
 class Lines:
@@ -46,9 +52,11 @@ class Lines:
             steps=rehearsed.steps,
             model=model,
             known_replays=rehearsed.replays,
+            adds_up=rehearsed.adds_up,
         )
         self.broken: set[Family] = set()  # their own rehearsals were off the line
         self.points: dict[int, Ways] = {}  # where there are no lines: micro-batches by themselves
+        self.failed: dict[tuple[object, ...], Failed] = {}  # what could not be put together
 
     def of(self, variant: Variant) -> Ways:
         """What answers for a variant that is known."""
@@ -57,9 +65,21 @@ class Lines:
     def knows(self, variant: Variant) -> bool:
         from oomph.predicting.ways import family_of
 
+        if self.why_failed(variant) is not None:
+            return False
         if self.points and variant.micro_batch > 1:
             return variant.micro_batch in self.points and self.of(variant).knows(variant)
         return self._line.knows(variant) and family_of(variant) not in self.broken
+
+    def why_failed(self, variant: Variant) -> Failed | None:
+        return self.failed.get(_combination(variant)) if self.failed else None
+
+    def leave_out(self, failed: Failed) -> None:
+        """From now on it is not known, at whatever micro-batch. Raises what has failed before."""
+        key = _combination(failed.variant)
+        if key in self.failed:
+            raise failed.error
+        self.failed[key] = failed
 
     def complete(self, wanted: Sequence[Variant]) -> None:
         """Rehearse what of these is not known yet. Raises Unrehearsed."""
@@ -78,22 +98,44 @@ class Lines:
     def holds(self, far: Variant) -> bool:
         """Whether the line of a variant's family is true up to it; if not, it is not used again."""
         from oomph.predicting.ways import family_of
-        from oomph.verbs.rehearsals import for_family
+        from oomph.verbs.rehearsals import for_family, in_short
 
         family = family_of(far)
         if family in self.broken:
             return False
+        if family.only_at:  # it was rehearsed at this very micro-batch
+            return True
         wanted = for_family(far, far.micro_batch)
-        is_true = any(
-            key.micro_batch >= far.micro_batch
-            and family_of(key) == family
-            and key == for_family(key, key.micro_batch)
-            and self._is_on_line(family, key.micro_batch, seen)
-            for key, seen in self.rehearsed.exact.items()
-        ) or self._is_on_line(family, far.micro_batch, self._seen(wanted))
+        try:
+            is_true = self._is_seen_on_line(family, wanted)
+        except Unrehearsed:
+            raise
+        except Exception as error:  # noqa: BLE001 - so far away it cannot be trained
+            self.rehearsed.failed[family] = in_short(error)
+            del self.rehearsed.families[family]
+            return False
         if not is_true:
             self.broken.add(family)
         return is_true
+
+    def _is_seen_on_line(self, family: Family, wanted: Variant) -> bool:
+        """By a rehearsal at least so far away."""
+        from oomph.predicting.ways import family_of
+
+        return any(
+            key.micro_batch >= wanted.micro_batch
+            and family_of(key) == family
+            and self._is_as_told(key, seen)
+            for key, seen in self.rehearsed.exact.items()
+        ) or self._is_on_line(family, wanted.micro_batch, self._seen(wanted))
+
+    def _is_as_told(self, variant: Variant, seen: Footprint) -> bool:
+        """Whether a rehearsal says what its parts say, whichever its optimizer is."""
+        if not self._line.knows(variant):
+            return False
+        told_bytes = self._line.least_bytes(variant)
+        seen_bytes = seen.live_bytes(variant.micro_batch)
+        return abs(told_bytes - seen_bytes) <= OFF_RATIO * seen_bytes
 
     def _is_on_line(self, family: Family, micro_batch: int, seen: Footprint) -> bool:
         line_bytes = self.rehearsed.families[family].live_bytes(micro_batch)
@@ -128,13 +170,23 @@ class Lines:
     def _point(self, micro_batch: int, variants: Sequence[Variant]) -> Ways:
         """Every family of these at one micro-batch."""
         from oomph.predicting.ways import Ways, family_of
-        from oomph.verbs.rehearsals import for_family
+        from oomph.verbs.rehearsals import for_family, what_fails
 
         alike = {for_family(variant, micro_batch) for variant in variants}
+        families: dict[Family, Footprint] = {}
+        for variant in sorted(alike, key=repr):
+            with what_fails(self.rehearsed, family_of(variant), variant):
+                families[family_of(variant)] = self._seen(variant)
         return Ways(
-            families={
-                family_of(variant): self._seen(variant) for variant in sorted(alike, key=repr)
-            },
+            families=families,
             steps=self.rehearsed.steps,
             model=self._model,
+            adds_up=self.rehearsed.adds_up,
         )
+
+
+def _combination(variant: Variant) -> tuple[object, ...]:
+    """What is put together of the same rehearsals in the same way."""
+    from oomph.predicting.ways import family_of, step_of
+
+    return family_of(variant), step_of(variant), variant.accumulation == 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import TYPE_CHECKING
+from math import inf, isfinite
+from typing import TYPE_CHECKING, NamedTuple
 
 from oomph.verbs.plan_figures import Figures
 from oomph.verbs.plan_told import Searched, told
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from oomph.records.plan import Plans, Timeline
     from oomph.records.prediction import Prediction
     from oomph.records.script import ScriptChanges
+    from oomph.records.trace import Trace
     from oomph.records.workload import Variant
     from oomph.verbs.rehearsals import Asked, Rehearsed, Rehearser
     from oomph.verbs.targets import Target
@@ -35,6 +36,14 @@ class Drawn:
     changes: ScriptChanges | None = None  # of a script, for the best plan
 
 
+class _Rank(NamedTuple):
+    """How good a way to train is, before its memory is looked at: the less the better."""
+
+    num_changes: int
+    num_gpus: int
+    batch_s: float
+
+
 class Search:
     """One search: in the child that can rehearse, or where all is known already."""
 
@@ -46,7 +55,9 @@ class Search:
         say: Callable[[str], None],
         *,
         draws: bool = True,
+        recall: Callable[[Variant], Trace | None] = lambda _: None,
     ) -> None:
+        self.recall = recall
         self.asked, self.target, self.workload, self.say = asked, target, workload, say
         self.draws = draws
         self.rehearser: Rehearser | None = None
@@ -61,13 +72,24 @@ class Search:
         return self.answer(rehearsed), rehearsed
 
     def answer(self, rehearsed: Rehearsed) -> Drawn:
-        """The answer. Raises Unrehearsed."""
+        """The answer. Raises Unrehearsed.
+
+        One way to train that cannot be put together is left out, and the others are compared.
+        """
+        from oomph.verbs.plan_lines import Failed
+
         self.rehearsed = rehearsed
-        self.figures = Figures(self.asked, self.target, rehearsed, self.rehearser, self.say)
+        self.figures = Figures(
+            self.asked, self.target, rehearsed, self.rehearser, self.say, self.recall
+        )
         while True:
             self.figures.check_anew()
-            searched = self._searched()
-            drawn = self._drawn(searched) if self._is_true(searched) else None
+            try:
+                searched = self._searched()
+                drawn = self._drawn(searched) if self._is_true(searched) else None
+            except Failed as failed:
+                self.figures.lines.leave_out(failed)
+                continue
             if drawn is not None:
                 return drawn
 
@@ -90,6 +112,9 @@ class Search:
         usual = [variant for variant in every if variant == _usual(variant)]
         lines = self.figures.lines
         lines.complete(usual)
+        left = choices_of(self.rehearsed, self.asked, self.target.capability, least)
+        if left != choices:  # what was to be on all of them is not borne
+            return self._with_micro_batches_from(least)
         lines.use_points_for(usual)
         found = self._compared(choices, usual)
         if lines.points:
@@ -117,47 +142,76 @@ class Search:
     def _with_finer(
         self, choices: Choices, every: Sequence[Variant], usual: Sequence[Variant], found: Found
     ) -> tuple[Sequence[Variant], Found]:
-        """Compare again, with what only saves memory: on few GPUs first, where it may help."""
-        finer = [variant for variant in every if variant != _usual(variant)]
+        """Compare again, with what only saves memory: as long as it may help.
+
+        With the fewest changes and on few GPUs first, and there what could be fastest: once that
+        fits, little else is left that may help, and it need not be rehearsed.
+        """
+        finer = [
+            (self._rank(variant, choices, _usual(variant)), variant)
+            for variant in every
+            if variant != _usual(variant)
+        ]
+        reached = None
+        if found.best is not None and found.is_certain:
+            reached = self._rank(found.best, choices, found.best)
         compared = list(usual)
-        for _, group in groupby(sorted(finer, key=_gpus), key=_gpus):
-            hopeful = [variant for variant in group if self._may_help(variant, found)]
-            if hopeful:
-                self.figures.lines.complete(hopeful)
-                compared += hopeful
-                found = self._compared(choices, compared)
-        return compared, found
+        for rank, variant in sorted(finer, key=lambda pair: pair[0]):
+            if not self._may_help(variant, rank, reached):
+                continue
+            self.figures.lines.complete([variant])
+            compared.append(variant)
+            if self.asked.prefer != "memory" and self._fits(variant):
+                own = self._rank(variant, choices, variant)
+                reached = own if reached is None else min(reached, own)
+        return compared, self._compared(choices, compared)
 
-    def _may_help(self, variant: Variant, found: Found) -> bool:
-        """Whether a trick that only saves memory could make something faster fit.
+    def _rank(self, variant: Variant, choices: Choices, like: Variant) -> _Rank:
+        """The less the better; the time is that of another, which may be known already."""
+        from oomph.planning.planner import num_changes
 
-        Nothing is gained in time by it: where the same without it is no faster than what fits, it
-        is of no use, unless memory itself is what counts.
+        seconds = self.figures.seconds(like)
+        return _Rank(
+            num_changes=num_changes(variant, choices),
+            num_gpus=0 if self.asked.prefer == "time" else variant.num_gpus,
+            batch_s=inf if seconds is None else seconds * choices.batch_size / variant.batch_size,
+        )
+
+    def _may_help(self, variant: Variant, rank: _Rank, reached: _Rank | None) -> bool:
+        """Whether a trick that only saves memory could make something better fit.
+
+        It does where that changes less of training, and where memory itself is what counts. Nothing
+        is gained in time by it: where the same without it is no faster than what fits, it is of no
+        use.
         """
         from oomph.planning.search import NEAR_RATIO
 
         figures, usual = self.figures, _usual(variant)
         if not figures.lines.knows(usual):
             return True
-        # All gradients gone is all that steps in backward can save.
-        gradients = self.rehearsed.possible.parameter_bytes
-        if variant.optimizer_in_backward and not figures.may_fit(usual, less_bytes=gradients):
+        if variant.optimizer_in_backward and not figures.may_fit_in_backward(usual):
             return False
-        if found.best is None or not found.is_certain or self.asked.prefer == "memory":
+        if reached is None or rank.num_changes < reached.num_changes:
             return True
-        if self.asked.prefer != "time" and variant.num_gpus > found.best.num_gpus:
+        if rank.num_changes > reached.num_changes:
             return False
-        seconds = figures.seconds(usual)
-        if seconds is None or found.best_s is None:
+        if self.asked.prefer == "memory":
+            return True
+        if rank.num_gpus > reached.num_gpus or not isfinite(rank.batch_s):
             return False
-        is_faster = seconds < found.best_s / (1 + NEAR_RATIO)
-        return is_faster and figures.check(usual).fits != "yes"
+        is_faster = rank.batch_s < reached.batch_s / (1 + NEAR_RATIO)
+        return is_faster and not self._fits(usual)
+
+    def _fits(self, variant: Variant) -> bool:
+        """For certain, by what was rehearsed of it."""
+        return self.figures.lines.knows(variant) and self.figures.check(variant).fits == "yes"
 
     def _with_partial(
         self, choices: Choices, every: Sequence[Variant], found: Found
     ) -> tuple[Sequence[Variant], Found]:
         """Compare again, with a set of blocks where that may be faster than all or none."""
         from oomph.planning.partial import Measures, best_partial
+        from oomph.planning.planner import num_changes
 
         if found.best is None or "blocks" not in choices.checkpointings:
             return every, found
@@ -167,7 +221,9 @@ class Search:
             seconds=figures.seconds,
             room_bytes=figures.room_bytes,
         )
-        kept = [v for v in every if v.checkpointing == "none" and self._is_like(v, found.best)]
+        num = num_changes(found.best, choices)
+        alike = [v for v in every if num_changes(v, choices) == num]
+        kept = [v for v in alike if v.checkpointing == "none" and self._is_like(v, found.best)]
         partial = best_partial(kept, self.rehearsed.costs, measures, found.best_s or 0.0)
         if partial is None:
             return every, found
@@ -197,6 +253,8 @@ class Search:
         lines = self.figures.lines
         if lines.points:
             return True
+        if searched.found.best is not None:  # which has to be rehearsed anyhow, and may say it all
+            self.figures.predicted_row(searched.found.best, is_exact=True)
         farthest = self._farthest(searched.compared)
         shown = dict.fromkeys(family_of(variant) for variant in searched.found.shown)
         if all(lines.holds(farthest[family]) for family in shown if family in farthest):
@@ -223,7 +281,7 @@ class Search:
 
         predicted = []
         for number, variant in enumerate(searched.found.shown):
-            prediction = self.figures.predicted(variant, is_exact=number == 0)
+            prediction = self.figures.predicted_row(variant, is_exact=number == 0)
             if number == 0 and not _is_confirmed(prediction, searched.found):
                 self.figures.refuted.add(variant)
                 return None
@@ -244,10 +302,6 @@ class Search:
 def _is_confirmed(prediction: Prediction, found: Found) -> bool:
     """Whether a rehearsal of the best itself says what its parts had said."""
     return prediction.fits == "yes" or (prediction.fits == "uncertain" and not found.is_certain)
-
-
-def _gpus(variant: Variant) -> int:
-    return variant.num_gpus
 
 
 def _usual(variant: Variant) -> Variant:

@@ -77,6 +77,7 @@ def _facts(workload: str, asked: Asked, figures: Figures, searched: Searched) ->
         fastest_s=searched.found.fastest_s,
         changing=searched.found.changing,
         own=searched.choices.own,
+        coupled_micro_batch=searched.choices.coupled_micro_batch,
         prefer=asked.prefer,
         batch_norm_names=possible.batch_norm_names,
         has_dropout=possible.has_dropout,
@@ -93,6 +94,8 @@ def _not_compared(figures: Figures, searched: Searched) -> list[Rejected]:
     from oomph.records.plan import Rejected
 
     if figures.lines.points:
+        if "accumulation" in figures.rehearsed.refused:  # a script's batch that cannot be another
+            return []
         sizes = ", ".join(map(str, sorted(figures.lines.points, reverse=True)))
         return [
             Rejected(
@@ -119,7 +122,28 @@ def _not_borne(figures: Figures, compared: Sequence[Variant]) -> list[Rejected]:
         why = failed.get(family_of(variant)) or failed.get(step_of(variant))
         if why is not None:
             found.setdefault(why, in_words(variant))
-    return [Rejected(what=what, why=why) for why, what in found.items()]
+    return [
+        *(Rejected(what=what, why=why) for why, what in found.items()),
+        *_not_put_together(figures, compared),
+    ]
+
+
+def _not_put_together(figures: Figures, compared: Sequence[Variant]) -> list[Rejected]:
+    """What failed when it was compared, and how many ways it would have been."""
+    from oomph.records.plan import Rejected
+    from oomph.verbs.rehearsals import in_short, in_words
+
+    failed: dict[str, list[str]] = {}
+    for variant in compared:
+        why = figures.lines.why_failed(variant)
+        if why is not None:
+            failed.setdefault(in_short(why.error), []).append(in_words(variant))
+    return [
+        Rejected(
+            what=words[0] if len(words) == 1 else f"{len(words)} ways ({words[0]}, ...)", why=why
+        )
+        for why, words in failed.items()
+    ]
 
 
 def _skipped(searched: Searched) -> list[Rejected]:
@@ -127,7 +151,9 @@ def _skipped(searched: Searched) -> list[Rejected]:
 
     if not searched.num_skipped:
         return []
-    is_enough = "they only save memory, and without them something as fast fits: --prefer memory"
+    is_enough = (
+        "they only save memory, and are too large or no faster than what fits: --prefer memory"
+    )
     why = is_enough if searched.found.is_certain else "what they save would not be enough"
     which = "with offload or the optimizer in backward"
     if len(searched.choices.shardings) > 1:
@@ -151,11 +177,16 @@ def _without_a_line(figures: Figures, compared: Sequence[Variant]) -> list[Rejec
 
 
 def _largest_as_is(figures: Figures) -> int | None:
-    """The largest micro-batch that fits as the workload was given."""
+    """The largest micro-batch that fits as the workload was given; None where that is unknown.
+
+    Far beyond what was rehearsed, what has an entry for each pair of examples is the most.
+    """
+    from oomph.verbs.rehearsals import pairs_in
+
     as_given, lines = figures.as_is.variant, figures.lines
     if figures.as_is.fits != "yes" or lines.points or as_given.micro_batch == 1:
         return None
-    if not lines.knows(as_given) or not lines.holds(as_given):
+    if pairs_in(figures.rehearsed) or not lines.knows(as_given) or not lines.holds(as_given):
         return None
 
     def fits(micro_batch: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,9 +13,9 @@ if TYPE_CHECKING:
     from oomph.records.check import Checks
     from oomph.records.plan import Plan, Plans, Preference, Stability
     from oomph.records.script import Script
-    from oomph.records.workload import Workload
+    from oomph.records.workload import Keeps, Workload
     from oomph.verbs.plan_search import Drawn
-    from oomph.verbs.rehearsals import Asked
+    from oomph.verbs.rehearsals import Asked, Rehearsed, Rehearser
     from oomph.verbs.targets import Target
 
     Say = Callable[[str], None]
@@ -35,6 +36,7 @@ def plan(
     target_memory: float = 1.0,
     prefer: Preference = "balance",
     checks: Checks | Path | str | None = None,
+    keeps: Keeps | None = None,
     unprotected: bool = False,
     fresh: bool = False,
     say: Say | None = None,
@@ -45,11 +47,13 @@ def plan(
     training is considered only where `allow` names it; `forbid` names tricks to leave out.
     `target_memory` is the share of the GPU that may be used. `say` is told what goes on.
     `checks` are those of oomph.check, or their file: what they prove of a trick counts, and not
-    what is assumed of models in general.
+    what is assumed of models in general. `keeps="outputs"` plans for a loop that keeps what the
+    model returned until the next step, "nothing" for one that does not.
     A script (its path, or a Script with its arguments) is rehearsed as it is, in a sandbox;
     `unprotected` lets it run where there can be none, `fresh` rehearses it again though the
     answers are kept.
     """
+    from oomph.records.workload import check_keeps
     from oomph.verbs.rehearsals import Asked
 
     asked = Asked(
@@ -60,6 +64,7 @@ def plan(
         prefer=prefer,
         target_ratio=target_memory,
         checked=checked_tricks(checks),
+        keeps=check_keeps(keeps),
     )
     drawn = plan_and_draw(
         workload,
@@ -104,17 +109,19 @@ def plan_and_draw(
     from oomph.tracing.many import with_rehearser
     from oomph.training import apply
     from oomph.verbs import kept_rehearsals
-    from oomph.verbs.plan_lines import Unrehearsed
     from oomph.verbs.plan_search import Search
     from oomph.verbs.predictions import as_script, find_place
+    from oomph.verbs.rehearsals import Unrehearsed
     from oomph.verbs.targets import find_target
 
     target = find_target(gpu, gpu_memory)
     _check_memory(target)
     script = as_script(workload)
     if script is not None:
+        from oomph.verbs.predictions import refuse_keeps
         from oomph.verbs.script_plans import plan_script
 
+        refuse_keeps(asked.keeps)
         return plan_script(
             script,
             asked,
@@ -128,10 +135,14 @@ def plan_and_draw(
     place = find_place(workload)
     capability = traces.kind_of(target.capability)
     name = workload if isinstance(workload, str) else "workload"
-    search = Search(asked, target, name, say or (lambda _: None), draws=draws)
+    say, keeps = say or (lambda _: None), asked.keeps
     if not isinstance(place, tuple):
-        return with_rehearser(place, capability, apply, search.run)[0]
-    known = kept_rehearsals.find(place, capability)
+        search = Search(asked, target, name, say, draws=draws)
+        return with_rehearser(place, capability, apply, search.run, keeps=keeps)[0]
+    recall = functools.partial(kept_rehearsals.find_whole, place, capability, keeps)
+    search = Search(asked, target, name, say, draws=draws, recall=recall)
+    entry = (*place, keeps)
+    known = kept_rehearsals.find(entry, capability)
     if known is not None:
         num_known = len(known.replays) + len(known.weighed)
         try:
@@ -140,10 +151,17 @@ def plan_and_draw(
             pass
         else:
             if len(known.replays) + len(known.weighed) > num_known:
-                kept_rehearsals.keep_replays(place, capability, known)
+                kept_rehearsals.keep_replays(entry, capability, known)
             return drawn
-    drawn, rehearsed = with_rehearser(place, capability, apply, lambda r: search.run(r, known))
-    kept_rehearsals.keep(place, capability, rehearsed)
+
+    def run(rehearser: Rehearser) -> tuple[Drawn, Rehearsed]:
+        found = search.run(rehearser, known)
+        anew = search.figures.rehearsed_anew
+        kept_rehearsals.keep_whole(place, capability, keeps, rehearser, anew)
+        return found
+
+    drawn, rehearsed = with_rehearser(place, capability, apply, run, keeps=keeps)
+    kept_rehearsals.keep(entry, capability, rehearsed)
     return drawn
 
 

@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from oomph.records.prediction import Prediction
     from oomph.records.script import Script
     from oomph.records.trace import Trace
-    from oomph.records.workload import Adapters, Attention, Loss, Precision, Variant, Workload
+    from oomph.records.workload import (
+        Adapters,
+        Attention,
+        Keeps,
+        Loss,
+        Precision,
+        Variant,
+        Workload,
+    )
     from oomph.tracing.traces import Traced, Wish
     from oomph.verbs.targets import Target
 
@@ -38,6 +46,7 @@ def predict(
     measured_checkpointing: str | None = None,
     num_gpus: int = 1,
     sharding: str | None = None,
+    keeps: Keeps | None = None,
     unprotected: bool = False,
     fresh: bool = False,
     say: Callable[[str], None] | None = None,
@@ -59,6 +68,8 @@ def predict(
     On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (the model
     and its optimizer are divided among all) or "hybrid" (divided within groups of GPUs); the
     micro-batch and all memory are those of one GPU.
+    `keeps="outputs"` is for a loop that keeps what the model returned until the next step, as
+    `outputs = model(...)` does, "nothing" for one that does not; by default as the workload says.
     Nothing is trained and no memory of the model's size is used; the rehearsal runs in a child
     process. `say` is told when something takes seconds.
 
@@ -71,7 +82,7 @@ def predict(
     from oomph.records.checkpointing import check_checkpointing
     from oomph.records.script import Script
     from oomph.records.sharding import check_sharding
-    from oomph.records.workload import check_optimizer
+    from oomph.records.workload import check_keeps, check_optimizer
     from oomph.tracing.traces import Wish
     from oomph.verbs.targets import find_target
 
@@ -92,6 +103,7 @@ def predict(
         adapters=adapters,
         num_gpus=num_gpus,
         sharding=check_sharding(sharding, num_gpus),
+        keeps=check_keeps(keeps),
     )
     like = replace(
         wish,
@@ -106,6 +118,7 @@ def predict(
         from oomph.verbs.script_predictions import predict_script
 
         _refuse_measured_step(measured)
+        refuse_keeps(keeps)
         return predict_script(
             script,
             target,
@@ -239,6 +252,18 @@ def _refuse_measured_step(measured: object) -> None:
         )
 
 
+def refuse_keeps(keeps: str | None) -> None:
+    """Raises UsageError where it is said of a script."""
+    from oomph.errors import UsageError
+
+    if keeps is not None:
+        raise UsageError(
+            "`keeps` applies to workloads, not to scripts",
+            because="a script is rehearsed as it is, and `seen:` says what its loop keeps",
+            attempt="leaving it out",
+        )
+
+
 def find_place(workload: Workload | str) -> Workload | tuple[Path, str]:
     from oomph.tracing import loading
 
@@ -247,12 +272,12 @@ def find_place(workload: Workload | str) -> Workload | tuple[Path, str]:
 
 def _at_micro_batch(traced: Traced) -> Trace | None:
     """The trace for the micro-batch that was asked for; None if no line goes through them."""
-    from oomph.predicting.scaling import NotAffine, affine
+    from oomph.predicting.scaling import NotAffine, affine, ordered
 
     wanted = traced.variant.micro_batch
     itself = next((trace for trace in traced.traces if trace.micro_batch == wanted), None)
     if itself is not None:
-        return itself
+        return ordered(itself)
     try:
         line = affine(*traced.traces[:2])
         far = traced.traces[-1]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from oomph.records.probe import Probe
-    from oomph.records.run import Event, EventKind, GpuSpan, HostSpan
+    from oomph.records.run import Event, EventKind, GpuSpan, HostSpan, WatchedGpu
     from oomph.running.diary import Diary
     from oomph.running.judging import Evidence
     from oomph.running.wrapping import Ended
@@ -44,12 +44,17 @@ class Recorder:
         probe: Probe,
         sampler: Sampler | None = None,
         processes_s: float = _PERIOD_S,
+        *,
+        alerts: bool = True,
     ) -> None:
         from oomph.running.stopping import Stopping
         from oomph.sensing.host import ProcessTree
         from oomph.sensing.host_oom import read_oom_kills
         from oomph.sensing.sampling import Sampler
+        from oomph.verbs.alerts import Alerts
 
+        self._alerts = Alerts(diary.start, diary.directory)
+        self._says_alerts = alerts
         self._clock = clock
         self._diary = diary
         self._probe = probe
@@ -104,15 +109,31 @@ class Recorder:
         if self.sampler.problem:
             self._warn(f"watching without GPU figures: {self.sampler.problem}")
         self.recent = (*self.recent, *taken.spans)[-_MOST_RECENT:]
-        self._diary.add_gpus(self.sampler.gpus())
-        self._diary.add_spans(taken.spans, self._host_spans(now_s))
+        gpus, host_spans = self.sampler.gpus(), self._host_spans(now_s)
+        self._diary.add_gpus(gpus)
+        self._diary.add_spans(taken.spans, host_spans)
         noted = [self._noted.popleft() for _ in range(len(self._noted))]
         self._halts += (event for event in noted if event.kind in ("halted", "resumed"))
         for event in (*taken.events, *noted):
             self._diary.add(event)
+        self._alerts.add(taken.spans, host_spans, (*taken.events, *noted))
+        if self._tree is not None and not self._over.is_set():
+            self._alert(now_s, gpus)
         if not self._diary.flush():
             self._warn(f"not everything can be kept of this run: {self._diary.problem}")
         self._probe_it(now_s)
+
+    def _alert(self, now_s: float, gpus: tuple[WatchedGpu, ...]) -> None:
+        """What goes wrong while there is still time, by the one that speaks for all ranks."""
+        try:
+            found = self._alerts.new(now_s, gpus)
+        except Exception as error:  # noqa: BLE001 - what was seen is kept, whatever is wrong here
+            self._warn(f"no alerts ({type(error).__name__}: {error})")
+            return
+        for text in found:
+            self._diary.add(self._event("alert", text))
+            if self._says_alerts:
+                say(text)
 
     def _host_spans(self, now_s: float) -> list[HostSpan]:
         is_due = self._over.is_set() or now_s >= self._next_processes_s
@@ -146,6 +167,7 @@ class Recorder:
 
     def _write_ending(self) -> None:
         from oomph.running.judging import judge
+        from oomph.running.run_summaries import keep_summary
 
         ended = self._ended
         self.sampler.stop(frozenset(self._tree.ever if self._tree else {os.getpid()}))
@@ -158,6 +180,8 @@ class Recorder:
                 self._diary.add(event)
             self._diary.add(ending)
         self._diary.close()
+        if ended is not None and not self._diary.unwritten():
+            keep_summary(self._diary.directory, self._diary.start, ending)
 
     def _evidence(self) -> Evidence:
         from oomph.running.judging import RECENT_S, Evidence

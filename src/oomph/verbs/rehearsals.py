@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from oomph.records.plan import Preference, Stability
     from oomph.records.possible import Possible
     from oomph.records.trace import Op, Trace
-    from oomph.records.workload import Variant
+    from oomph.records.workload import Keeps, Variant
 
     Say = Callable[[str], None]
 
 # Time against memory is what decides which block to recompute, not the GPU: of a block's ops the
 # share that is arithmetic and the share that is traffic, at the rates of an A100.
 _FLOPS, _BANDWIDTH = 250e12, 1.6e12
+_MOST_SAID = 200  # characters of an error that nobody foresaw
+_SMALL = 2  # examples, of the smaller of the two rehearsals that a line goes through
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class Asked:
     prefer: Preference = "balance"
     target_ratio: float = 1.0  # of what CUDA can have of the GPU
     checked: Mapping[str, Stability] = field(default_factory=dict)  # of tricks, by oomph check
+    keeps: Keeps | None = None  # of what the model returns; None: as the workload says
 
 
 class Rehearser(Protocol):
@@ -83,6 +86,11 @@ class Rehearsed:
     has_convolutions: bool = False
     example_elements: int | None = None  # in all tensors of one example
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether rehearsals with two micro-steps have two: a script may refuse."""
+        return "accumulation" not in self.refused
+
 
 def choices_of(
     rehearsed: Rehearsed, asked: Asked, capability: tuple[int, int], least_micro_batch: int
@@ -98,12 +106,42 @@ def choices_of(
         max_gpus=asked.max_gpus,
         allow=asked.allow,
         forbid=asked.forbid,
-        refused=rehearsed.refused,
+        refused={**_refused_by_attention(rehearsed), **rehearsed.refused},
         precision="fp32" if rehearsed.given is None else rehearsed.given.precision,
         checked=asked.checked,
+        pairs_at=pairs_in(rehearsed),
+        own_micro_batch=_own_micro_batch(rehearsed, asked),
     )
     found = choices_for(question, ("selective", "blocks"))
     return replace(found, least_micro_batch=min(least_micro_batch, question.batch_size))
+
+
+def _refused_by_attention(rehearsed: Rehearsed) -> dict[str, str]:
+    """Fused attention is put on every way to train: where it fails by itself, it is on none."""
+    from oomph.predicting.ways import Family
+
+    for part, why in rehearsed.failed.items():
+        if isinstance(part, Family) and part.attention == "sdpa" and _is_plain(part):
+            return {"sdpa": why}
+    return {}
+
+
+def _own_micro_batch(rehearsed: Rehearsed, asked: Asked) -> int | None:
+    given = rehearsed.given
+    is_divided = given is not None and given.accumulation > 1 and rehearsed.adds_up
+    is_own_batch = asked.batch_size in (None, rehearsed.batch_size)
+    return given.micro_batch if given and is_divided and is_own_batch else None
+
+
+def pairs_in(rehearsed: Rehearsed) -> str | None:
+    """Where examples are compared with one another, as far as lines were rehearsed."""
+    lines = (found for family, found in rehearsed.families.items() if not family.only_at)
+    return next(filter(None, (line.place_of_pairs() for line in lines)), None)
+
+
+def _is_plain(family: Family) -> bool:
+    others = family.loss, family.checkpointing, family.adapters, family.in_backward
+    return others == ("as-is", "none", "none", "") and not family.offload_activations
 
 
 def first_look(rehearser: Rehearser) -> Rehearsed:
@@ -153,7 +191,7 @@ def complete(
     for family, variant in families.items():
         number += 1
         say(f"rehearsing {number} of {of}: {in_words(variant)}")
-        with _what_fails(rehearsed, family, variant):
+        with what_fails(rehearsed, family, variant):
             found = family_like(family, rehearsed.families) or _footprint(rehearser, variant)
             if found is None:
                 rehearsed.not_affine.add(family)
@@ -163,10 +201,14 @@ def complete(
     for step, variant in steps.items():
         number += 1
         say(f"rehearsing {number} of {of}: {in_words(variant)}")
-        with _what_fails(rehearsed, step, variant):
+        with what_fails(rehearsed, step, variant):
             known = step_like(step, rehearsed.steps)
             rehearsed.steps[step] = known or _step(rehearser, variant)
         _forget_what_torch_holds()
+
+
+class Unrehearsed(Exception):
+    """Something is needed that was not rehearsed, and there is nobody to rehearse it."""
 
 
 class CannotBePutOn(Exception):
@@ -178,21 +220,31 @@ class CannotBePutOn(Exception):
 
 
 @contextlib.contextmanager
-def _what_fails(rehearsed: Rehearsed, part: Family | Step, variant: Variant) -> Iterator[None]:
+def what_fails(rehearsed: Rehearsed, part: Family | Step, variant: Variant) -> Iterator[None]:
     """What a model or a script does not bear is noted, and the rest is planned with.
 
     As it is, it has to train: an error then is the user's to know.
     """
-    from oomph.errors import OomphError
-
     try:
         yield
     except CannotBePutOn as error:
         rehearsed.failed[part] = str(error)
-    except OomphError as error:
-        if not _tricks_of(variant):
+    except Exception as error:
+        if isinstance(error, Unrehearsed) or not _tricks_of(variant):
             raise
-        rehearsed.failed[part] = error.what + (f" ({error.because})" if error.because else "")
+        rehearsed.failed[part] = in_short(error)
+
+
+def in_short(error: Exception) -> str:
+    """What went wrong, and because of what."""
+    from oomph.errors import OomphError
+
+    if isinstance(error, CannotBePutOn):
+        return str(error)
+    if isinstance(error, OomphError):
+        return error.what + (f" ({error.because})" if error.because else "")
+    said = " ".join(str(error).split())[:_MOST_SAID]
+    return f"an error in oomph itself, please report it: {type(error).__name__}: {said}"
 
 
 def _step(rehearser: Rehearser, variant: Variant) -> Footprint:
@@ -222,24 +274,32 @@ def missing(
         family, step = family_of(variant), step_of(variant)
         if family not in known and family not in families:
             families[family] = _for_family(variant)
+        if family.in_backward:  # the step is in it
+            continue
         if step not in rehearsed.steps and step not in steps and step not in rehearsed.failed:
             steps[step] = _for_step(variant)
     return families, steps
 
 
 def _for_family(variant: Variant) -> Variant:
-    return for_family(variant, min(variant.micro_batch, 2))
+    from oomph.predicting.ways import family_of
+
+    return for_family(variant, family_of(variant).only_at or _SMALL)
 
 
 def for_family(variant: Variant, micro_batch: int) -> Variant:
-    """Its forward and backward, with the user's optimizer, at one micro-batch."""
+    """Its forward and backward at one micro-batch, with the user's optimizer after them.
+
+    One that steps in backward is a part of it, and stays what it is.
+    """
     from oomph.predicting.ways import family_of
 
+    family = family_of(variant)
     return replace(
         variant,
         micro_batch=micro_batch,
-        accumulation=2 if family_of(variant).accumulates else 1,
-        optimizer="as-is",
+        accumulation=2 if family.accumulates else 1,
+        optimizer=family.in_backward or "as-is",
         offload_optimizer=False,
         expandable_segments=False,
         precision="fp32" if variant.precision == "tf32" else variant.precision,
@@ -250,7 +310,7 @@ def _for_step(variant: Variant) -> Variant:
     """Its optimizer's step, after the plainest forward and backward."""
     return replace(
         variant,
-        micro_batch=2,
+        micro_batch=_SMALL,
         accumulation=1,
         checkpointing="none",
         attention="as-is",
@@ -282,8 +342,9 @@ def _footprint(rehearser: Rehearser, variant: Variant) -> Footprint | None:
     """None if no line goes through two micro-batches."""
     from oomph.predicting.footprint import footprint_of
     from oomph.predicting.scaling import NotAffine, affine
+    from oomph.predicting.ways import family_of
 
-    if variant.micro_batch == 1:
+    if family_of(variant).only_at:
         return footprint_of_one(rehearser.trace(variant))
     try:
         larger = replace(variant, micro_batch=variant.micro_batch + 1)
@@ -295,8 +356,7 @@ def _footprint(rehearser: Rehearser, variant: Variant) -> Footprint | None:
 def footprint_of_one(trace: Trace) -> Footprint:
     """The footprint of one trace, for its own micro-batch."""
     from oomph.predicting.footprint import footprint_of
-    from oomph.predicting.scaling import AffineTrace, with_ordered_frees
+    from oomph.predicting.scaling import AffineTrace, ordered
 
     slopes = [0] * len(trace.allocations)
-    ordered = replace(trace, events=with_ordered_frees(trace.events, trace.phase_starts))
-    return footprint_of(AffineTrace(ordered, slopes, [(0, 0)] * len(trace.ops)))
+    return footprint_of(AffineTrace(ordered(trace), slopes, [(0, 0)] * len(trace.ops)))

@@ -36,14 +36,14 @@ class ScriptGpus:
 
     def note_peaks(self) -> None:
         """Tell the run what has grown."""
-        from oomph.sensing.torch_memory import read_torch_memory
+        from oomph.sensing.torch_memory import read_torch_memory, torch_gpu
 
         for memory in read_torch_memory():
             index = memory.cuda_index
             peak = self._peak(memory)
             if peak != self._peaks.get(index):
                 self._peaks[index] = peak
-                self._run.log.peak(peak, gpu_uuid=self._uuid(index))
+                self._run.log.peak(peak, gpu_uuid=self._uuid(index), gpu=torch_gpu(index))
 
     def _peak(self, memory: TorchMemory) -> Peak:
         """The most of all readings: the script may make torch forget its own."""

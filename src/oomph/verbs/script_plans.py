@@ -28,6 +28,7 @@ def plan_script(
     is_unprotected: bool,
     is_fresh: bool,
 ) -> Drawn:
+    from oomph.planning.answers import OF_LOADING
     from oomph.verbs.plan_search import Search
     from oomph.verbs.rehearsals import CannotBePutOn
     from oomph.verbs.scripts import rehearser_of
@@ -43,8 +44,11 @@ def plan_script(
         except CannotBePutOn as error:  # without this one there is nothing to compare
             raise error.error from None
     seen = rehearser.seen
-    told = tuple(one for one in seen.approximations if one not in drawn.plans.caveats)
-    plans = replace(drawn.plans, seen=seen, caveats=(*drawn.plans.caveats, *told))
+    caveats = drawn.plans.caveats
+    if not seen.is_batch_known:  # so many steps a second are not so many samples
+        caveats = tuple(one for one in caveats if not one.startswith(OF_LOADING))
+    told = tuple(one for one in seen.approximations if one not in caveats)
+    plans = replace(drawn.plans, seen=seen, caveats=(*caveats, *told))
     return replace(drawn, plans=plans, changes=_changes(script, rehearser, plans))
 
 
@@ -54,6 +58,14 @@ def _hold_what_cannot_vary(rehearser: ScriptRehearser, asked: Asked) -> None:
     from oomph.verbs.rehearsals import CannotBePutOn
     from oomph.verbs.scripts import SMALL
 
+    if rehearser.seen.micro_batch is None:
+        if asked.batch_size is not None:
+            _ = rehearser.micro_batch  # raises
+        doubt = rehearser.seen.batch_doubt
+        rehearser.hold_batch(
+            f"the batch size is unknown ({doubt}), so oomph cannot divide the batch"
+        )
+        return
     # What a search asks for first: it is rehearsed once.
     small = Variant(micro_batch=SMALL, accumulation=2, precision=rehearser.own.precision)
     try:
@@ -76,7 +88,8 @@ def _changes(script: Script, rehearser: ScriptRehearser, plans: Plans) -> Script
         return None
     sources = _sources(script, rehearser.files)
     here = str(Path(script.directory).resolve())
-    return script_changes(sources, script.arguments, rehearser.seen, plans.best, directory=here)
+    seen = rehearser.as_planned(plans.best.variant)
+    return script_changes(sources, script.arguments, seen, plans.best, directory=here)
 
 
 def _sources(script: Script, imported: Sequence[str]) -> dict[str, str]:

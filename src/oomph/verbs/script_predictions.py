@@ -58,6 +58,8 @@ def predict_script(
         step_from=ready.step_from,
         notes=[*rehearser.seen.approximations, *ready.notes],
     )
+    if not rehearser.seen.is_batch_known:  # so many steps a second are not so many samples
+        found = replace(found, samples_per_s=None)
     return replace(found, seen=rehearser.seen)
 
 

@@ -88,7 +88,8 @@ class JoinedRun:
         return read_last_spans(self.directory)
 
     def finish(self, ended: Ended) -> None:  # noqa: ARG002 - `oomph watch` sees by itself how
-        """`oomph watch` tells the rest."""
+        """`oomph watch` tells the rest. The script may go on, and no step is to be expected."""
+        self.log.event("phase", "after training")
         self.log.close()
 
 
@@ -97,7 +98,7 @@ class OwnRun:
 
     told_s = 5.0  # as late as of the GPU
 
-    def __init__(self, ranks: Ranks, num_before: int) -> None:
+    def __init__(self, ranks: Ranks, num_before: int, *, prints: bool = True) -> None:
         from oomph.records.probe import Probe
         from oomph.running.diary import Diary
         from oomph.running.step_log import StepLog
@@ -116,7 +117,9 @@ class OwnRun:
             cuda_index=ranks.local_rank if is_one_of_many else None,
             look_s=_LOOK_S,
         )
-        self._recorder = Recorder(pid, None, diary, clock, Probe(), sampler, _PROCESSES_S)
+        self._recorder = Recorder(
+            pid, None, diary, clock, Probe(), sampler, _PROCESSES_S, alerts=prints
+        )
         self._recorder.start()
 
     @property
@@ -135,14 +138,14 @@ class OwnRun:
         return self._id if self._recorder.finish(ended) else None
 
 
-def open_run(ranks: Ranks, num_before: int) -> JoinedRun | OwnRun:
-    """The run of this process, which has had so many before."""
+def open_run(ranks: Ranks, num_before: int, *, prints: bool = True) -> JoinedRun | OwnRun:
+    """The run of this process, which has had so many before. `prints` alerts, where it is alone."""
     from oomph.running.step_log import RUN_DIRECTORY, StepLog
 
     directory = os.environ.get(RUN_DIRECTORY)
     if directory:
         return JoinedRun(StepLog(Path(directory), ranks.rank), Path(directory))
-    return OwnRun(ranks, num_before)
+    return OwnRun(ranks, num_before, prints=prints)
 
 
 def _start(ranks: Ranks, num_before: int) -> tuple[RunStart, str | None, int | None]:

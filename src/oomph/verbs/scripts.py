@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     Ask = Callable[[bytes], bytes]
 
 # Of one rehearsal: an import of a large library on a slow disk, and the data of an epoch.
-_LIMIT_S = 600.0
+_LIMIT, _USUAL_LIMIT = "OOMPH_REHEARSAL_LIMIT", "10m"  # how long one rehearsal may take
+_GUESSED = (
+    "no DataLoader feeds the model, and the first dimension of its input, {}, could not be varied"
+)
 SMALL = 2  # examples, of the rehearsals with which a plan begins
 _MOST_MICRO_STEPS = 2  # more are like the second
+_MOST_LINES, _LONGEST_LINE = 8, 300  # of what a script wrote before it failed
 
 
 class ScriptRehearser:
@@ -49,9 +53,21 @@ class ScriptRehearser:
         self._second_point: Variant | None = None  # what a search for lines asks for next
 
     def hold_batch(self, why: str) -> None:
-        """From now on every rehearsal is at the script's own batch, which cannot be another."""
+        """From now on every rehearsal is at the script's own batch, which cannot be another.
+
+        One that no loader names, and that cannot be varied, was only taken for the batch.
+        """
         self._is_held = True
         self.refused |= dict.fromkeys(("accumulation", "batch-size"), why)
+        if self.seen.batch_from == "first dimension" and self.seen.batch_doubt is None:
+            self.seen = replace(self.seen, batch_doubt=_GUESSED.format(self.seen.micro_batch))
+
+    def as_planned(self, variant: Variant) -> Seen:
+        """The script as a plan sees it: a batch that is held is not divided, whatever it is."""
+        if not self._is_held:
+            return self.seen
+        given = {"micro_batch": variant.micro_batch, "accumulation": variant.accumulation}
+        return replace(self.seen, **given)  # type: ignore[arg-type] # both are numbers
 
     @property
     def micro_batch(self) -> int:
@@ -62,8 +78,8 @@ class ScriptRehearser:
             return self.given.micro_batch
         if self.seen.micro_batch is None:
             raise UsageError(
-                "the script's batch was not seen",
-                because="its model is given no tensor whose first dimension could be the batch",
+                "the batch size of the script is unknown",
+                because=self.seen.batch_doubt,
                 attempt="a Workload, which says what a batch is",
             )
         return self.seen.micro_batch
@@ -132,6 +148,8 @@ class ScriptRehearser:
         from oomph.running.failures import NoSandbox
         from oomph.verbs.rehearsals import CannotBePutOn
 
+        if "accumulation" in self.refused and self.given.accumulation == 1:
+            variant = replace(variant, accumulation=1)
         overrides = self._overrides(variant)
         if overrides == Overrides(first=self.seen):
             return self.first.trace
@@ -207,7 +225,25 @@ def refused_by(seen: Seen) -> dict[str, str]:
         found |= dict.fromkeys(
             ("8-bit-optimizer", "fused-optimizer", "for-loop-optimizer", "adafactor", "sgd"), why
         )
+    why_whole = _why_not_added_up(seen)
+    if why_whole is not None:
+        found["accumulation"] = why_whole
     return found
+
+
+def _why_not_added_up(seen: Seen) -> str | None:
+    """Why a step of the script cannot be made of several of its steps; None if it can."""
+    if seen.num_optimizers > 1:
+        return (
+            f"the script has {seen.num_optimizers} optimizers, and oomph cannot tell which"
+            " gradients each of them should accumulate"
+        )
+    if seen.num_backwards > (seen.accumulation or 1):
+        return (
+            f"the script calls backward {seen.num_backwards} times for one batch, and oomph cannot"
+            " tell what to accumulate"
+        )
+    return None
 
 
 @contextlib.contextmanager
@@ -227,6 +263,7 @@ def rehearser_of(
     from oomph.verbs.kept_scripts import KeptScript
 
     _check_torch()
+    limit_s()  # a wrong one is an error now, and not in the sandbox
     gpu = pretended(target)
     with Asking(script, gpu, say, is_unprotected=is_unprotected) as asking:
         ask = asking.ask
@@ -253,9 +290,26 @@ class Asking:
 
     def ask(self, request: bytes) -> bytes:
         """The answer of a rehearsal. Raises NoSandbox, DiedInside, OutOfTime and SpokeNonsense."""
+        from oomph.errors import UserCodeError
+        from oomph.tracing.script.answers import with_output
+
         if self._sandbox is None:
             self._sandbox = self._made()
-        return self._sandbox.ask(request, within_s=2 * _LIMIT_S)
+        sandbox = self._sandbox
+        try:
+            answer = sandbox.ask(request, within_s=2 * limit_s(), on_output=self._pass_on)
+        except UserCodeError as error:
+            error.printed = _last_lines(sandbox.output_of_request())
+            raise
+        return with_output(answer, _last_lines(sandbox.output_of_request()))
+
+    def _pass_on(self, printed: bytes) -> None:
+        """Of what is printed inside, what the rehearsal itself says of how far it has come."""
+        from oomph.records.script import PROGRESS
+
+        for line in printed.decode(errors="replace").splitlines():
+            if line.startswith(PROGRESS):  # a script may print such lines, too: only text passes
+                self._say("".join(c for c in line.removeprefix(PROGRESS) if c.isprintable()))
 
     def _made(self) -> Sandbox:
         from oomph.running.sandbox import Sandbox
@@ -265,6 +319,26 @@ class Asking:
             self._say(f"not protected: {sandbox.protection.why}")
         self._say("rehearsing the script as it is")
         return sandbox
+
+
+def limit_s() -> float:
+    """How long one rehearsal of a script may take. Raises UsageError."""
+    import os
+
+    from oomph.units import parse_duration
+
+    return parse_duration(os.environ.get(_LIMIT) or _USUAL_LIMIT)
+
+
+def _last_lines(output: str) -> tuple[str, ...]:
+    """Those that say something: no progress bars, and nothing that would move the cursor."""
+    from oomph.records.script import PROGRESS
+    from oomph.tracing.script.last_words import without_bars
+
+    told = (line for line in without_bars(output) if not line.startswith(PROGRESS))
+    lines = list(told)[-_MOST_LINES:]
+    printable = ("".join(c for c in line if c.isprintable() or c == "\t") for line in lines)
+    return tuple(line[:_LONGEST_LINE] for line in printable)
 
 
 def _check_torch() -> None:
@@ -319,7 +393,7 @@ def _answered(script: Script, gpu: PretendedGpu, request: bytes) -> bytes:
 
     try:
         overrides = answers.asked(request)
-        found = rehearse_script(script, gpu, overrides, apply, inspect=possible, limit_s=_LIMIT_S)
+        found = rehearse_script(script, gpu, overrides, apply, inspect=possible, limit_s=limit_s())
         return answers.answer(found)
     except OomphError as error:
         return answers.refusal(error)

@@ -182,25 +182,25 @@ def _sampling() -> Iterator[Sampler]:
 
 def _runs() -> dict[str, Any]:
     from oomph.records.stored import to_jsonable
+    from oomph.running.run_places import run_directories
     from oomph.showing.runs import how_it_went
     from oomph.verbs.watching import runs
 
-    kept = runs()
-    told = [
-        {**to_jsonable(run), "path": None, "how": how_it_went(run)} for run in kept[:_MOST_RUNS]
-    ]
-    return {"runs": told, "num_runs": len(kept)}
+    kept = runs(last=_MOST_RUNS)
+    told = [{**to_jsonable(run), "path": None, "how": how_it_went(run)} for run in kept]
+    num_runs = len(kept) if len(kept) < _MOST_RUNS else len(run_directories())
+    return {"runs": told, "num_runs": num_runs}
 
 
 def _run(name: str) -> dict[str, Any] | None:
     """The report on a run. Only one that is listed: the name is no path."""
     from oomph.explaining.diagnose import diagnose
     from oomph.running.diary_reader import read_run
-    from oomph.running.run_places import run_directories
+    from oomph.running.run_places import directory_of
     from oomph.running.run_summaries import summarise
     from oomph.showing.report_page import report_data
 
-    directory = next((path for path in run_directories() if path.name == name), None)
+    directory = directory_of(name)
     summary = None if directory is None else summarise(directory)
     if directory is None or summary is None:
         return None

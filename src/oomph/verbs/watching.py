@@ -40,9 +40,10 @@ def sampler(which: Literal["visible", "all"] = "all") -> Sampler:
     return Sampler(which)
 
 
-def watch(command: Sequence[str], probe: Probe | None = None) -> Watched:
+def watch(command: Sequence[str], probe: Probe | None = None, *, alerts: bool = True) -> Watched:
     """Run a command to its end, or until the probe has seen enough, and keep what happened.
 
+    What goes wrong meanwhile, as a hang, is told in a line on standard error unless not `alerts`.
     Raises NotStarted where it cannot be started. Call it from the main thread.
     """
     import time
@@ -64,7 +65,7 @@ def watch(command: Sequence[str], probe: Probe | None = None) -> Watched:
         child = _started(command, environment, mask, directory)
         diary = Diary(directory, start)
         clock: Callable[[], float] = lambda: time.monotonic() - start.clock_s  # noqa: E731
-        recorder = _recorder(child.pid, token, diary, clock, probe or Probe())
+        recorder = _recorder(child.pid, token, diary, clock, probe or Probe(), alerts=alerts)
         if recorder is None:
             ended = child.wait(Stopping(tuple))
         else:
@@ -129,13 +130,19 @@ def _started(
 
 
 def _recorder(
-    pid: int, token: str, diary: Diary, clock: Callable[[], float], probe: Probe
+    pid: int,
+    token: str,
+    diary: Diary,
+    clock: Callable[[], float],
+    probe: Probe,
+    *,
+    alerts: bool,
 ) -> Recorder | None:
     """None where nothing can be watched: the command goes on all the same."""
     from oomph.verbs.recording import Recorder, say
 
     try:
-        recorder = Recorder(pid, token, diary, clock, probe)
+        recorder = Recorder(pid, token, diary, clock, probe, alerts=alerts)
         recorder.start()
     except Exception as error:  # noqa: BLE001 - no thread to be had, say
         say(f"the command is not watched ({type(error).__name__}: {error})")
@@ -158,13 +165,15 @@ def _read(diary: Diary) -> Run | None:
 # ---- what is kept --------------------------------------------------------------------------------
 
 
-def runs() -> tuple[RunSummary, ...]:
-    """Every run that is kept, the newest first."""
-    from oomph.running.run_places import run_directories
+def runs(last: int | None = None) -> tuple[RunSummary, ...]:
+    """Every run that is kept, the newest first; or only the `last` so many."""
+    from itertools import islice
+
+    from oomph.running.run_places import newest_first
     from oomph.running.run_summaries import summarise
 
-    found = (summarise(path) for path in reversed(run_directories()))
-    return tuple(summary for summary in found if summary is not None)
+    found = (summary for path in newest_first() if (summary := summarise(path)) is not None)
+    return tuple(islice(found, None if last is None else max(last, 0)))
 
 
 def load_run(name: str) -> Run:

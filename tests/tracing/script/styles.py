@@ -436,6 +436,56 @@ for _ in range(3):
     print(optimizer.step(closure))
 with torch.inference_mode(False): assert torch.is_grad_enabled()
 """,
+    "rays of a neural radiance field, all made on the GPU by default": """
+import numpy as np, torch, torch.nn as nn, torch.nn.functional as F
+torch.set_default_tensor_type("torch.cuda.FloatTensor")
+move = lambda t: torch.Tensor([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, t], [0, 0, 0, 1]]).float()
+turn = lambda a: torch.Tensor(np.diag([1, np.cos(a), np.cos(a), 1])).float()
+poses = torch.stack([turn(0.1 * at) @ move(4.0) for at in range(3)])
+images = torch.Tensor(np.zeros((3, 20, 20, 3), np.float32))
+assert poses.is_cuda and images.is_cuda and torch.Tensor(images).is_cuda
+assert torch.Tensor(2, 3).is_cuda
+assert not torch.FloatTensor([1.0]).is_cuda and not torch.zeros(2, device="cpu").is_cuda
+field = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 4))
+optimizer = torch.optim.Adam(field.parameters(), 5e-4)
+for at in range(3):
+    i, j = torch.meshgrid(torch.linspace(0, 19, 20), torch.linspace(0, 19, 20), indexing="ij")
+    ahead = torch.stack([(i - 10) / 9, -(j - 10) / 9, -torch.ones_like(i)], -1)
+    ways = torch.sum(ahead[..., np.newaxis, :] * poses[at, :3, :3], -1)
+    places = poses[at, :3, -1].expand(ways.shape)
+    cells = torch.stack(torch.meshgrid(torch.arange(20), torch.arange(20), indexing="ij"), -1)
+    some = cells.reshape(-1, 2)[np.random.choice(400, 64, replace=False)].long()
+    places, ways = places[some[:, 0], some[:, 1]], ways[some[:, 0], some[:, 1]]
+    depths = torch.linspace(2.0, 6.0, 32) + torch.rand(32) * 0.1
+    raw = field(places[:, None] + ways[:, None] * depths[None, :, None])
+    gaps = torch.cat([depths[1:] - depths[:-1], torch.Tensor([1e10]).expand(depths[:1].shape)])
+    opacity = 1 - torch.exp(-F.relu(raw[..., 3]) * gaps)
+    colours = (opacity[..., None] * raw[..., :3]).sum(1)
+    loss = ((colours - images[at][some[:, 0], some[:, 1]]) ** 2).mean()
+    quality = -10.0 * torch.log(loss) / torch.log(torch.Tensor([10.0]))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    print(at, loss.item(), quality.item())
+torch.set_default_tensor_type("torch.FloatTensor")
+assert not torch.Tensor([1.0]).is_cuda and not torch.zeros(2).is_cuda
+""",
+    "the default device, and weights for rare classes": """
+import torch, torch.nn as nn
+torch.set_default_device("cuda")
+torch.cuda.set_per_process_memory_fraction(0.5)
+torch.cuda.set_stream(torch.cuda.Stream())
+assert torch.accelerator.current_accelerator().type == "cuda"
+model, start = nn.Linear(16, 5), torch.cuda.Event(enable_timing=True)
+end, weights = torch.cuda.Event(enable_timing=True), torch.tensor([2.0, 1.0, 4.0, 1.0, 3.0])
+losses = nn.BCEWithLogitsLoss(pos_weight=weights), nn.BCEWithLogitsLoss(pos_weight=weights[:1])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    start.record()
+    x, y = torch.randn(8, 16), torch.rand(8, 5)
+    loss = sum(each(model(x), y) for each in losses)
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    end.record(); torch.cuda.synchronize()
+    print(loss.item(), 8 / (start.elapsed_time(end) / 1000), "examples a second")
+""",
     "masks of outputs": _DATA
     + """
 model = Net().cuda()

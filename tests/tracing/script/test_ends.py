@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from oomph.errors import UserCodeError
-from oomph.records.script import Overrides, Script
+from oomph.errors import OomphError, UsageError, UserCodeError
+from oomph.records.script import PROGRESS, Overrides, Script
+from oomph.tracing.script import run
 from oomph.tracing.script.run import rehearse_script
 from oomph.training import apply
-from tracing.script.rehearsed import GPU, rehearsed
+from oomph.verbs.scripts import limit_s
+from tracing.script.rehearsed import GPU, LOOP, rehearsed
 
 HEAD = """\
 import os, sys, time, torch
@@ -42,7 +44,7 @@ def refused(directory: Path, text: str, **more: Any) -> str:
         ("open('absent.csv')\n", 9, "absent.csv"),
         ("os.environ.pop('RANK', 0); os.environ['RANK']\n", 9, "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1"),
         ("import absent_module\n", 9, "pip install absent_module"),
-        ("import torch.absent.part\n", 9, "pip install torch"),
+        ("import torch.absent.part\n", 9, "another version of torch"),
         ("raise RuntimeError from ConnectionRefusedError()\n", 9, "has no network"),
         ("sys.exit('no data')\n", 9, "exit('no data')"),
         ("import argparse; argparse.ArgumentParser().parse_args(['--x'])\n", 9, "arguments: --x"),
@@ -57,7 +59,6 @@ def refused(directory: Path, text: str, **more: Any) -> str:
             9,
             "that line read a value that only training would have",
         ),
-        ("torch.bincount(model(torch.randn(6, 8).cuda()).argmax(1))\n", 9, "do not exist here"),
     ],
 )
 def test_an_error_of_the_script_names_its_line(
@@ -66,6 +67,111 @@ def test_an_error_of_the_script_names_its_line(
     told = refused(tmp_path, text)
     assert f"train.py:{line}" in told
     assert why in told
+
+
+X = "x = torch.randn(6, 8, device='cuda')\n"
+OF_OOMPH = {
+    "torch.bincount(model(x).argmax(1))": ("aten.bincount.default", "do not exist here"),
+    "torch.linalg.lstsq(x, x)": ("aten.linalg_lstsq.default", "float32[6, 8]"),
+    "torch.nested.nested_tensor([x, x])": ("_nested_tensor_from_tensor_list", "please report"),
+    "torch.fbgemm_linear_quantize_weight(x)": ("a kernel", f"torch {torch.__version__}"),
+    "with torch.no_grad(): optimizer.state[model.weight] = torch.linalg.lstsq(x, x)": (
+        "aten.linalg_lstsq.default",
+        "Python 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("text", list(OF_OOMPH))
+def test_an_op_that_cannot_be_pretended_is_called_a_limit_of_oomph(
+    tmp_path: Path, text: str
+) -> None:
+    with pytest.raises(OomphError) as caught:
+        rehearsed(tmp_path, f"{HEAD}{X}{text}\n")
+    told = str(caught.value)
+    op, more = OF_OOMPH[text]
+    assert f"oomph cannot rehearse {op}" in told or f"oomph cannot rehearse aten.{op}" in told
+    assert "this is a limit of oomph, not an error of yours" in told
+    assert more in told
+    assert "train.py:10" in told
+    assert "by itself" not in told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x @ x",
+        "x.view(5, 7)",
+        "x.t().view(-1)",
+        "torch.cdist(x, x[:, :4])",
+        "x.cpu() + x",
+        "model(x).sum().backward(torch.ones(3, device='cuda'))",
+    ],
+)
+def test_what_a_gpu_would_refuse_too_is_the_scripts_own_error(tmp_path: Path, text: str) -> None:
+    told = refused(tmp_path, f"{X}{text}\n")
+    assert "the script failed at" in told
+    assert "oomph's own" not in told
+    assert "by itself" in told
+
+
+def test_an_error_in_oomphs_code_is_not_blamed_on_the_script_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        dict[str, str]()["a rule that is wrong"]
+
+    monkeypatch.setattr("oomph.tracing.script.by_value.decided", broken)
+    with pytest.raises(OomphError) as caught:
+        rehearsed(tmp_path, f"{HEAD}{X}model(x)\n")
+    told = str(caught.value)
+    assert "oomph cannot rehearse aten." in told
+    assert "please report aten." in told
+
+
+# ---- modules that are missing --------------------------------------------------------------------
+
+WHERE = {
+    "repo/lib/blocks.py": ("import blocks", "PYTHONPATH=../lib before"),
+    "repo/blocks/__init__.py": ("import blocks", "PYTHONPATH=.. before"),
+    "repo/src/models/vit.py": ("import src.models.vit", "PYTHONPATH=.. before"),
+    "repo/src/core_net/vit.py": ("from core_net.vit import x", "PYTHONPATH=../src before"),
+    "repo/scripts/inner/blocks.py": ("import blocks", "PYTHONPATH=inner before"),
+    "repo/utilz.py": ("import utils", "the spelling: there is no utils near"),
+    "repo/pyproject.toml": ("import my_net", "pip install -e .."),
+    "repo/nothing.txt": ("import utils", "PYTHONPATH=... before the command"),
+    "repo/other.txt": ("import cv2_absent", "pip install cv2_absent, if that is"),
+}
+
+
+@pytest.mark.parametrize("file", list(WHERE))
+def test_a_module_of_the_scripts_own_is_looked_for_before_any_package(
+    tmp_path: Path, file: str
+) -> None:
+    statement, advice = WHERE[file]
+    (tmp_path / "repo" / ".git").mkdir(parents=True)
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text('[project]\nname = "My-Net"\n' if "toml" in file else "x = 1\n")
+    (tmp_path / "blocks.py").write_text("")  # beyond the repository, and none of its own
+    scripts = tmp_path / "repo" / "scripts"
+    scripts.mkdir(exist_ok=True)
+    (scripts / "run_me.py").write_text(f"{statement}\n")
+    script = Script(path="run_me.py", directory=str(scripts))
+    with pytest.raises(UserCodeError) as caught:
+        rehearse_script(script, GPU, Overrides(), apply)
+    told = str(caught.value)
+    assert f"try: {advice}" in told
+    assert ("pip install" in told) == ("pip install" in advice)
+
+
+def test_a_file_of_a_package_is_told_how_it_is_started(tmp_path: Path) -> None:
+    package = tmp_path / "trainer"
+    package.mkdir()
+    for name, text in {"__init__": "", "sizes": "", "train": "from . import sizes\n"}.items():
+        (package / f"{name}.py").write_text(text)
+    script = Script(path="trainer/train.py", directory=str(tmp_path))
+    with pytest.raises(UserCodeError, match=r"try: -m trainer.train instead of its path, from \."):
+        rehearse_script(script, GPU, Overrides(), apply)
 
 
 @pytest.mark.parametrize(
@@ -249,3 +355,50 @@ def test_a_process_whose_torch_has_computed_on_threads_can_ask(tmp_path: Path) -
     text = HEAD + "torch.set_num_threads(8)\ntorch.randn(2000, 2000) @ torch.randn(2000, 2000)\n"
     _, seen = rehearsed(tmp_path, text + "step(); step()\n")
     assert seen.num_optimizer_steps == 2
+
+
+def test_a_long_loop_tells_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "TELLS_EVERY_S", 0.01)
+    text = """
+import time, torch
+from torch import nn
+import torch.nn.functional as F
+cell, head = nn.GRUCell(16, 16).cuda(), nn.Linear(16, 4).cuda()
+class Unrolled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = cell, head
+    def forward(self, x):
+        state = torch.zeros_like(x)
+        for _ in range(50):
+            state = self.cell(x, state)
+            time.sleep(0.05)  # as thousands of steps take
+        return self.head(state)
+model = Unrolled()
+"""
+    rehearsed(tmp_path, text + LOOP)
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith(PROGRESS)]
+    assert told
+    assert all("ops so far" in line and "gives up after 600 s" in line for line in told)
+    assert any("train.py:" in line for line in told)
+
+
+def test_what_a_rehearsal_tells_is_passed_on_from_the_sandbox() -> None:
+    from oomph.verbs.scripts import Asking
+
+    said: list[str] = []
+    asking = Asking(Script(path="train.py"), GPU, said.append, is_unprotected=False)
+    asking._pass_on(f"epoch 1\n{PROGRESS}after 15 s 9 ops\nloss 1.0\n".encode())
+    assert said == ["after 15 s 9 ops"]
+
+
+def test_the_time_of_a_rehearsal_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OOMPH_REHEARSAL_LIMIT", raising=False)
+    assert limit_s() == 600
+    monkeypatch.setenv("OOMPH_REHEARSAL_LIMIT", "1h")
+    assert limit_s() == 3600
+    monkeypatch.setenv("OOMPH_REHEARSAL_LIMIT", "for ever")
+    with pytest.raises(UsageError, match="'for ever' is not a time"):
+        limit_s()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from oomph.tracing.script import shadows
-from oomph.tracing.script.shadows import Shadows
+from oomph.tracing import shadows
+from oomph.tracing.shadows import Shadows
 from tracing.rehearsals import mistakes
 from tracing.script.rehearsed import rehearsed
 

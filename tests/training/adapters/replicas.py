@@ -12,11 +12,13 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import distributed
 
 import oomph
+from oomph.errors import OomphError
 from training.adapters import jobs, loops
 
 # And what the second rank has, too little for a batch. Lightning makes its replicas on a stream of
@@ -48,6 +50,37 @@ def trained(train: Any, folder: Path, budget: str, *, is_guarded: bool) -> dict[
     }
 
 
+class FailsOnSecond(torch.optim.SGD):
+    """An update that never fits on the second rank, where it is found out half way."""
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        if distributed.get_rank() == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return found
+
+
+FailsOnSecond.__module__ = "torch.optim.sgd"  # others' optimizers are left alone
+
+
+def with_failing_update(train: Any, folder: Path) -> dict[str, Any]:
+    data, said = jobs.examples(2 * NUM_BATCHES * loops.BATCH, 32), ""
+    with (
+        oomph.emulated_gpu(PLENTY),
+        mock.patch.object(loops, "optimizer_of", lambda m: FailsOnSecond(m.parameters(), lr=0.05)),
+    ):
+        model = loops.make()
+        before = {name: each.tolist() for name, each in jobs.weights_of(model).items()}
+        try:
+            train(folder, model, data, 2, is_guarded=True)
+        except OomphError as error:
+            said = str(error)
+        after = {name: each.tolist() for name, each in jobs.weights_of(model).items()}
+    gc.collect()
+    forget_device()
+    return {"said": said, "is_as_before": before == after}
+
+
 def forget_device() -> None:
     from accelerate.state import AcceleratorState, GradientState
 
@@ -65,6 +98,7 @@ def main(folder: Path) -> None:
         found[name] = {
             "without": trained(train, folder, PLENTY, is_guarded=False),
             "with": trained(train, folder, budget if rank else PLENTY, is_guarded=True),
+            "failing": with_failing_update(train, folder),
         }
     (folder / f"{rank}.json").write_text(json.dumps(found))
     distributed.destroy_process_group()

@@ -74,8 +74,9 @@ def test_a_careful_plan_grows_and_longer_examples_are_cut_before_they_fail(
 ) -> None:
     data = rows([32, 32, 32, 128, 128, 128])
     plan = plan_of(micro_batch=PLANNED, accumulation=BATCH // PLANNED)
-    with oomph.emulated_gpu("64MiB") as gpu:
-        model, num_steps = train(tmp_path, make(), data, plan=plan)
+    model = make()
+    with oomph.emulated_gpu("64MiB") as gpu, jobs.undone(model.used):
+        model, num_steps = train(tmp_path, model, data, plan=plan)
         weights = jobs.weights_of(model)
         assert gpu.num_out_of_memory == 0
     assert noted.sizes[0] == PLANNED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,7 @@ def trained(
         **(own or {}),
     )
     torch.manual_seed(3)
-    if faults:
-        with faults.injector:
-            trainer.train(resume_from_checkpoint=resume)
-    else:
+    with faults.injector if faults else nullcontext(), jobs.undone(model.used):
         trainer.train(resume_from_checkpoint=resume)
     return trainer
 
@@ -132,7 +130,7 @@ def test_dropout_is_that_of_the_same_pieces_without_errors(
     def run(own: dict[str, Any], *strikes: int) -> Any:
         model = jobs.make(dropout=0.3)
         kind = type("Mine", (Once, oomph.hf.TrainerMixin, transformers.Trainer), {})
-        own = {**own, "weight": "tokens", "strikes": strikes}
+        own = {**own, "weight": "tokens", "on_difference": "ignore", "strikes": strikes}
         return trained(tmp_path, model, kind=kind, own=own, **options)
 
     pieces = run({"micro_batch": 3})
@@ -213,16 +211,19 @@ def test_a_loss_of_ones_own_is_found_out_too(tmp_path: Path) -> None:
 
     model = jobs.make()
     recovered = trained(tmp_path, model, kind=Guarded, faults=jobs.Faults(model))
-    assert recovered._oomph_window._weight == "sum"
+    assert recovered._oomph_window._division.weight == "sum"
     assert_same_training(recovered, trained(tmp_path, jobs.make(), kind=Summing), 1e-12)
 
 
 def test_a_loss_over_pairs_is_not_split_in_silence(tmp_path: Path) -> None:
     model = jobs.make(jobs.Coupled)
-    with pytest.raises(UsageError, match="cannot be told what the loss is a mean of") as caught:
-        trained(tmp_path, model, kind=oomph.hf.Trainer, own={"micro_batch": 4})
-    assert 'weight="mean"' in str(caught.value.attempt)
-    trained(tmp_path, model, kind=oomph.hf.Trainer, own={"micro_batch": 4, "weight": "mean"})
+    own: dict[str, Any] = {"micro_batch": 4}
+    with pytest.raises(UsageError, match="every example is compared with every other") as caught:
+        trained(tmp_path, model, kind=oomph.hf.Trainer, own=own)
+    assert 'on_difference="warn"' in str(caught.value.attempt)
+    with pytest.raises(UsageError, match="every example is compared with every other"):
+        trained(tmp_path, model, kind=oomph.hf.Trainer, own={**own, "weight": "mean"})
+    trained(tmp_path, model, kind=oomph.hf.Trainer, own={**own, "on_difference": "warn"})
 
 
 def test_training_resumed_from_a_checkpoint_with_errors_ends_as_without(tmp_path: Path) -> None:
@@ -286,7 +287,7 @@ def test_an_error_that_is_none_of_memory_leaves_the_last_whole_step(tmp_path: Pa
         num_steps = 0
 
         def compute_loss(self, *args: Any, **keywords: Any) -> Any:
-            self.num_steps += torch.is_grad_enabled()
+            self.num_steps += 1
             if self.num_steps == 6:  # four pieces in each of the batches
                 self.before = jobs.weights_of(self.model)
                 raise KeyboardInterrupt
@@ -298,6 +299,8 @@ def test_an_error_that_is_none_of_memory_leaves_the_last_whole_step(tmp_path: Pa
         args=arguments(tmp_path),
         train_dataset=jobs.examples(),
         micro_batch=3,
+        weight="tokens",
+        on_difference="ignore",
     )
     with pytest.raises(KeyboardInterrupt):
         trainer.train()

@@ -47,3 +47,13 @@ def test_an_error_of_one_rank_changes_nothing(library: str, ranks: list[Any]) ->
             pairs = list(zip(values, others["weights"][name], strict=True))
             most = max(abs(other) for _, other in pairs)
             assert max(abs(one - other) for one, other in pairs) <= 1e-5 * most, name
+
+
+@pytest.mark.parametrize("library", ["accelerate", "hf", "lightning"])
+def test_an_update_that_fails_on_one_rank_happens_on_none(library: str, ranks: list[Any]) -> None:
+    first, second = (rank[library]["failing"] for rank in ranks)
+    assert "does not fit into memory" in first["said"]
+    assert "it failed on rank 1" in first["said"]
+    assert "Tried to allocate" in second["said"]
+    assert first["is_as_before"]
+    assert second["is_as_before"]

@@ -50,7 +50,7 @@ def test_pieces_that_count_nothing_are_not_run() -> None:
         return (part[:, 0] > 9).sum()
 
     model = nn.Linear(3, 1)
-    loss = run(model, [], micro_batch=2, weight=weight)
+    loss = run(model, [], micro_batch=2, weight=weight, on_difference="ignore")
     with torch.no_grad():
         late = torch.arange(24.0).reshape(8, 3)[4:]
         expected = model(late).square().mean()
@@ -60,9 +60,9 @@ def test_pieces_that_count_nothing_are_not_run() -> None:
 
 @pytest.mark.parametrize(("num", "is_engine"), [(2, False), (1, True)])
 def test_what_would_have_to_agree_is_refused(num: int, is_engine: bool) -> None:
-    assert ranks_for(nn.Linear(3, 3), 1, is_engine=False, library="a library") is None
+    assert ranks_for(nn.Linear(3, 3), (), 1, is_engine=False, library="a library") is None
     with pytest.raises(UsageError, match="a library"):
-        ranks_for(nn.Linear(3, 3), num, is_engine=is_engine, library="a library")
+        ranks_for(nn.Linear(3, 3), (), num, is_engine=is_engine, library="a library")
 
 
 def test_recoveries_leave_no_memory_behind() -> None:

@@ -7,6 +7,7 @@ strictly.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +94,15 @@ def for_later(content: bytes) -> bytes:
     return json.dumps(told).encode()
 
 
+def with_output(content: bytes, lines: Sequence[str]) -> bytes:
+    """An answer, and where the script failed, the last that it wrote besides."""
+    told = json.loads(content)
+    if "error" not in told or told["kind"] == "UsageError":
+        return content
+    told["error"]["printed"] = list(lines)
+    return json.dumps(told).encode()
+
+
 def heard(content: bytes) -> Rehearsed:
     """The answer. Raises what the rehearsal raised, and UserCodeError for what is no answer."""
     try:
@@ -113,7 +123,9 @@ def _error(told: dict[str, Any]) -> OomphError:
     texts = {name: told["error"][name] for name in ("what", "because", "attempt")}
     if any(text is not None and not isinstance(text, str) for text in texts.values()):
         raise TypeError("an error that is no text")
-    return _KINDS[told["kind"]](texts.pop("what"), **texts)
+    error = _KINDS[told["kind"]](texts.pop("what"), **texts)
+    error.printed = tuple(str(line) for line in told["error"].get("printed", ()))
+    return error
 
 
 def _rehearsed(told: dict[str, Any]) -> Rehearsed:

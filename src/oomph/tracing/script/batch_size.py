@@ -1,21 +1,22 @@
-"""Another batch for a script: through its loader, or where its batches go to the GPU.
+"""How many examples a batch of a script has, and another batch for it.
 
-A script without a DataLoader makes its batches itself. Their tensors are known by their leading
-dimension, which the rehearsal of the script as it is has told, and are cut or repeated when they
-are moved, or when they reach the model. Where a line of the loop makes such a tensor on the GPU
-itself, it makes one of another size.
+Its loader says so, and through it the batch is made another. A script without a DataLoader makes
+its batches itself. Their tensors are known by their leading dimension, which the rehearsal of the
+script as it is has told, and are cut or repeated when they are moved, or when they reach the model.
+Where a line of the loop makes such a tensor on the GPU itself, it makes one of another size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
-from oomph.errors import UsageError, UserCodeError
-from oomph.records.script import Line
+from oomph.errors import OomphError, UsageError
+from oomph.records.script import Loader, Seen
 from oomph.tracing.script.loaders import Loaders
 from oomph.tracing.script.loop import Loop
 from oomph.tracing.script.users_line import in_words, users_line
@@ -24,17 +25,25 @@ from oomph.tracing.script.users_line import in_words, users_line
 _OF_NUMBERS = ("empty", "ones", "rand", "randn", "zeros")
 RESIZED = "the batch was changed by cutting or repeating tensors of the script, not by its loader"
 
+_NO_TENSOR = (
+    "no DataLoader feeds the model, and its input has no tensor with a row for each example"
+)
+_ROW = "no DataLoader feeds the model, and its input has one row"
+_UNEVEN = "the batches of the DataLoader differ in their number of examples"
+
 
 class BatchSize:
     """The batch that is asked for, and that which the script has."""
 
-    def __init__(self, wanted: int | None, given: int | None, lines: Iterable[Line] = ()) -> None:
-        self.wanted = wanted if wanted != given else None
-        self.given = given
+    def __init__(self, wanted: int | None, first: Seen | None) -> None:
+        self.given = None if first is None else first.micro_batch
+        self.wanted = wanted if wanted != self.given else None
+        self._first_rows = None if first is None else first.num_rows
         self.is_by_loader = False
         self.has_resized = False
         # Of each line that makes tensors on the GPU: their rows, and in which micro-steps.
         self._made: dict[tuple[str, int], tuple[set[int], set[int]]] = {}
+        lines = () if first is None else first.lines
         self._lines = {(line.file, line.line) for line in lines if line.what == "batch"}
 
     def made(self, name: str, args: Any, kwargs: Any, loop: Loop) -> Any:
@@ -83,7 +92,7 @@ class BatchSize:
         self.has_resized = True
         return tensor[:1].expand(self.wanted, *tensor.shape[1:]).contiguous()
 
-    def blamed(self, error: UserCodeError) -> UsageError | None:
+    def blamed(self, error: OomphError) -> UsageError | None:
         """An error of a script whose batch is not its own; None if it is its own."""
         if self.wanted is None:
             return None
@@ -93,17 +102,56 @@ class BatchSize:
             attempt="the script's own option for its batch size, after --",
         )
 
-    def check(self, loop: Loop, loaders: Loaders) -> None:
+    def check_together(self, loader: Loader, beside: Iterable[Loader]) -> None:
+        """Raises UsageError where loaders with batches of several sizes feed one step."""
+        for other in beside:
+            if other.batch_size != loader.batch_size:
+                raise UsageError(
+                    f"the batch of the script could not be varied to {self.wanted}",
+                    because=f"each step takes {loader.batch_size} examples of the DataLoader at"
+                    f" {loader.place} and {other.batch_size} of the one at {other.place}",
+                    attempt="the script's own options for its batch sizes, after --",
+                )
+
+    def check(self, seen: Seen) -> None:
         """Raises UsageError where the batch did not become what was asked for."""
-        if self.wanted is None or loop.given.micro_batch == self.wanted:
+        if self.wanted is None:
             return
-        loader = loaders.feeding
+        rows = seen.num_rows
+        is_as_before = rows is not None and rows == self.given == self._first_rows
+        if seen.micro_batch == self.wanted and not is_as_before:
+            return
+        loader = seen.loader
         raise UsageError(
             f"the batch of the script could not be varied to {self.wanted}",
-            because=f"the model was given {loop.given.micro_batch} examples at"
+            because=f"the model was given {rows if is_as_before else seen.micro_batch} examples at"
             f" {loader.place if loader else in_words(users_line())}",
             attempt="the script's own option for its batch size, after --",
         )
+
+
+def with_batch(seen: Seen, loop: Loop, loaders: Loaders, asked: BatchSize) -> Seen:
+    """Seen, with the examples of a batch and who says so; or why nobody does.
+
+    One row may be anything, except where a batch of known size was made one example.
+    """
+    loader, rows = seen.loader, seen.num_rows
+    size = None if loader is None else loader.batch_size
+    if loader is not None and size is not None and not _is_cut(size, rows, loop, loaders, loader):
+        return replace(seen, micro_batch=size, batch_from="loader")
+    if loader is not None and loaders.is_uneven(loader):
+        return replace(seen, batch_doubt=_UNEVEN)
+    is_made_one = asked.wanted == 1 and asked.given is not None
+    if rows is None or (rows == 1 and not is_made_one):
+        return replace(seen, batch_doubt=_NO_TENSOR if rows is None else _ROW)
+    return replace(seen, micro_batch=rows, batch_from=loop.given.dimension)
+
+
+def _is_cut(size: int, rows: int | None, loop: Loop, loaders: Loaders, loader: Loader) -> bool:
+    """Whether the script itself cuts what the loader gives, and trains on the pieces."""
+    if rows is None or rows >= size or size % rows:
+        return False
+    return 2 * loop.given.num_batches > 3 * max(loaders.num_read(loader), 1)
 
 
 def _rows_asked_for(name: str, args: Any, kwargs: Any) -> int | None:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from oomph.tracing.behaviour import Behaviour
-from oomph.tracing.known_outputs import leaves_of
 from oomph.tracing.pretend import is_pretended
+from oomph.tracing.unknown_values import is_by_value, made_like, pretended_like
 
 _META, _HOST = torch.device("meta"), torch.device("cpu")
 _empty_strided = torch._C._VariableFunctions.empty_strided
@@ -23,8 +23,6 @@ _MASKS = (torch.bool, torch.uint8)
 _JOINS = frozenset({"mul", "logical_and", "bitwise_and", "__and__"})
 _TURNS = frozenset({"logical_not", "bitwise_not"})
 _REFUSED = frozenset({"bincount", "unique_dim", "repeat_interleave", "nonzero_static"})
-_EVERY = "every element of a mask"
-DYNAMIC = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
 def decided(recorder: Any, behaviour: Behaviour, function: Any, args: Any, kwargs: Any) -> Any:
@@ -38,16 +36,11 @@ def decided(recorder: Any, behaviour: Behaviour, function: Any, args: Any, kwarg
         return _index(recorder, behaviour, function, args)
     if name == "masked_select":
         return _masked_select(recorder, behaviour, function, args)
-    if not is_dynamic(function):
+    if not is_by_value(function):
         return NotImplemented
     if recorder.shadows.knows(args, kwargs):
-        return _made_like(recorder, behaviour, recorder.shadows.computed(function, args, kwargs))
+        return made_like(recorder, behaviour, recorder.shadows.computed(function, args, kwargs))
     return _at_most(recorder, behaviour, args, kwargs)
-
-
-def is_dynamic(function: Any) -> bool:
-    """Do values decide the shape of what it returns?"""
-    return any(tag in function.tags for tag in DYNAMIC)
 
 
 def _equal(recorder: Any, args: Any) -> bool:
@@ -63,21 +56,6 @@ def _copied_to_host(recorder: Any, args: Any) -> Any:
         value = recorder.inventions.value_of(args[1])
         source = _full((), value, dtype=args[1].dtype, device=_HOST)
     return args[0].copy_(source)
-
-
-def _made_like(recorder: Any, behaviour: Behaviour, value: Any) -> Any:
-    """Pretended tensors for results that are known."""
-    if value is NotImplemented:
-        return value
-    made = [_pretended_like(recorder, one, behaviour.label) for one in leaves_of(value)]
-    return made[0] if isinstance(value, torch.Tensor) else type(value)(made)
-
-
-def _pretended_like(recorder: Any, value: Any, label: str) -> Any:
-    out = _empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
-    recorder.track(out, label)
-    recorder.shadows.carry(out, value)
-    return out
 
 
 def _at_most(recorder: Any, behaviour: Behaviour, args: Any, kwargs: Any) -> Any:
@@ -125,11 +103,10 @@ def _index(recorder: Any, behaviour: Behaviour, function: Any, args: Any) -> Any
             continue
         known = recorder.shadows.of(index) if is_pretended(index) else index
         if known is None:
-            recorder.inventions.note(_EVERY)
             return NotImplemented
         chosen = known.nonzero()
         if is_pretended(index):
-            chosen = _pretended_like(recorder, chosen, behaviour.label)
+            chosen = pretended_like(recorder, chosen, behaviour.label)
         positions += chosen.unbind(1)
     out = recorder.fresh(behaviour, function, (args[0], positions), {})
     recorder.shadows.follow(function, args, {}, out)
@@ -139,7 +116,6 @@ def _index(recorder: Any, behaviour: Behaviour, function: Any, args: Any) -> Any
 def _masked_select(recorder: Any, behaviour: Behaviour, function: Any, args: Any) -> Any:
     known = recorder.shadows.of(args[1]) if is_pretended(args[1]) else args[1]
     if known is None or not is_pretended(args[0]):
-        recorder.inventions.note(_EVERY)
         return NotImplemented
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
     num_chosen = int(known.expand(shape).sum())

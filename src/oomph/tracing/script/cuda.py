@@ -7,7 +7,6 @@ pretended.
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Callable
 from inspect import signature
@@ -17,13 +16,14 @@ import torch
 
 from oomph.records.script import PretendedGpu
 from oomph.tracing import streams
-from oomph.tracing.pretend import Lie
+from oomph.tracing.pretend import Lie, OnlyDevice, nothing, patch_accelerator
 from oomph.tracing.script.asked_gpu import AskedGpu
 
 _MIB = 2**20
 _SEGMENT_BYTES = 2 * _MIB  # what the allocator asks the driver for, at least
 # Asked while this is imported, before torch is patched: older ones told GPUs apart by their age.
 _KNOWS_EMULATION = "including_emulation" in signature(torch.cuda.is_bf16_supported).parameters
+WHOLE_GPU = "set_per_process_memory_fraction is not applied: the answer is for the whole GPU"
 RESERVED = "memory_reserved and mem_get_info were answered from what was allocated"
 
 
@@ -71,16 +71,6 @@ class _Properties:
         )
 
 
-class _Device:
-    """`with torch.cuda.device(0)`: there is one."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.idx = self.prev_idx = 0
-
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
-
-
 class Memory:
     """What a script is told about memory."""
 
@@ -117,6 +107,10 @@ class Memory:
         }
         return defaultdict(int, found)  # of all others torch counts some, and this does not
 
+    def limit(self, fraction_ratio: float, *_: Any, **__: Any) -> None:
+        if fraction_ratio < 1:
+            self._approximate(WHOLE_GPU)
+
     def summary(self, *_: Any, **__: Any) -> str:
         return "\n".join(f"{name}: {value}" for name, value in self.stats().items())
 
@@ -133,15 +127,10 @@ def install(recorder: Any, gpu: PretendedGpu, approximate: Callable[[str], None]
         for module in (cuda.memory, cuda.random):
             if hasattr(module, name):
                 setattr(module, name, answer)
-    _patch_accelerator(answers)
+    patch_accelerator(answers)
     _patch_versions(gpu)
-    _patch_marks()
     vars(torch)["Stream"], vars(torch)["Event"] = streams.Stream, streams.Event
     return asked
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """What synchronises, seeds or empties: nothing runs here."""
 
 
 def _of_device(gpu: PretendedGpu, asked: AskedGpu) -> dict[str, Any]:
@@ -153,18 +142,18 @@ def _of_device(gpu: PretendedGpu, asked: AskedGpu) -> dict[str, Any]:
         "is_tf32_supported": lambda: gpu.capability >= (8, 0),
         "device_count": lambda: gpu.count,
         "current_device": lambda: 0,
-        "set_device": _nothing,
+        "set_device": nothing,
         "get_device_name": lambda *_, **__: asked.name,
         "get_device_capability": lambda *_, **__: asked.capability,
         "get_device_properties": lambda *_, **__: properties,
         "get_arch_list": lambda: [f"sm_{''.join(map(str, asked.capability))}"],
         "can_device_access_peer": lambda *_: gpu.count > 1,
-        "_lazy_init": _nothing,
-        "init": _nothing,
-        "synchronize": _nothing,
-        "ipc_collect": _nothing,
-        "device": _Device,
-        "device_of": _Device,
+        "_lazy_init": nothing,
+        "init": nothing,
+        "synchronize": nothing,
+        "ipc_collect": nothing,
+        "device": OnlyDevice,
+        "device_of": OnlyDevice,
         "_exchange_device": lambda *_: 0,
         "_maybe_exchange_device": lambda *_: 0,
         "is_current_stream_capturing": lambda: False,
@@ -188,7 +177,7 @@ def _answer_on_bf16(gpu: PretendedGpu) -> Callable[..., bool]:
 
 def _refuse_cudart() -> Any:
     class Runtime:
-        cudaProfilerStart = cudaProfilerStop = staticmethod(_nothing)  # noqa: N815 - CUDA's names
+        cudaProfilerStart = cudaProfilerStop = staticmethod(nothing)  # noqa: N815 - CUDA's names
 
         @staticmethod
         def cudaMemGetInfo(*_: Any) -> tuple[int, int]:  # noqa: N802 - CUDA's name
@@ -214,12 +203,12 @@ def _of_memory(memory: Memory) -> dict[str, Any]:
         "memory_usage": lambda *_, **__: 0,
         "reset_peak_memory_stats": memory.begin_anew,
         "reset_max_memory_allocated": memory.begin_anew,
-        "reset_max_memory_cached": _nothing,
-        "reset_accumulated_memory_stats": _nothing,
-        "empty_cache": _nothing,
-        "set_per_process_memory_fraction": _nothing,
-        "_record_memory_history": _nothing,
-        "_dump_snapshot": _nothing,
+        "reset_max_memory_cached": nothing,
+        "reset_accumulated_memory_stats": nothing,
+        "empty_cache": nothing,
+        "set_per_process_memory_fraction": memory.limit,
+        "_record_memory_history": nothing,
+        "_dump_snapshot": nothing,
         "_snapshot": lambda *_, **__: {"segments": [], "device_traces": []},
     }
 
@@ -228,8 +217,9 @@ def _of_streams() -> dict[str, Any]:
     return {
         "current_stream": streams.current_stream,
         "default_stream": streams.default_stream,
-        "set_stream": _nothing,
+        "set_stream": streams.set_stream,
         "stream": streams.use_stream,
+        "StreamContext": streams.use_stream,
         "Stream": streams.Stream,
         "ExternalStream": streams.Stream,
         "Event": streams.Event,
@@ -241,33 +231,12 @@ def _of_generator() -> dict[str, Any]:
         return torch.zeros(16, dtype=torch.uint8, device="cpu")
 
     return {
-        **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), _nothing),
-        **dict.fromkeys(("set_rng_state", "set_rng_state_all"), _nothing),
+        **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), nothing),
+        **dict.fromkeys(("set_rng_state", "set_rng_state_all"), nothing),
         "initial_seed": lambda: 0,
         "get_rng_state": state,
         "get_rng_state_all": lambda: [state()],
     }
-
-
-def _patch_accelerator(answers: dict[str, Any]) -> None:
-    accelerator: Any = torch.accelerator
-    here = torch.device("cuda")
-    own = {
-        "current_accelerator": lambda *_, **__: here,
-        "current_device_index": lambda: 0,
-        "current_device_idx": lambda: 0,
-        "set_device_index": _nothing,
-        "set_device_idx": _nothing,
-        "device_index": _Device,
-        "get_memory_info": answers["mem_get_info"],
-    }
-    for name in dir(accelerator):
-        if name in own or name in answers:
-            setattr(accelerator, name, own.get(name) or answers[name])
-    with contextlib.suppress(AttributeError):
-        for name in dir(accelerator.memory):
-            if name in answers:
-                setattr(accelerator.memory, name, answers[name])
 
 
 def _patch_versions(gpu: PretendedGpu) -> None:
@@ -280,11 +249,3 @@ def _patch_versions(gpu: PretendedGpu) -> None:
     backends.cudnn.is_available = lambda: True
     backends.cudnn.version = lambda: 91002
     backends.cuda.is_flash_attention_available = lambda: gpu.capability >= (8, 0)
-
-
-def _patch_marks() -> None:
-    """NVTX, whose ranges a profiler shows: a torch without CUDA has none."""
-    marks: Any = torch.cuda.nvtx
-    marks.range_push = marks.range_pop = lambda *_, **__: 0
-    marks.range_start = lambda *_, **__: 0
-    marks.range_end = marks.mark = _nothing

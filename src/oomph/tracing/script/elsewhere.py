@@ -14,9 +14,10 @@ from oomph.tracing.behaviour import Behaviour
 from oomph.tracing.host_memory import note_on_host
 from oomph.tracing.known_outputs import leaves_of, tensors_in
 from oomph.tracing.pretend import is_pretended, suspended
-from oomph.tracing.script.by_value import is_dynamic, note_truth
+from oomph.tracing.script.by_value import note_truth
 from oomph.tracing.script.places import Name
 from oomph.tracing.script.refusals import refused
+from oomph.tracing.unknown_values import is_by_value
 
 _META = torch.device("meta")
 _empty_strided = torch._C._VariableFunctions.empty_strided
@@ -42,6 +43,8 @@ def run(recorder: Any, behaviour: Behaviour, function: Any, args: Any, kwargs: A
     if behaviour.kind == "in place":
         _note_copy(recorder, behaviour, args)
         recorder.shadows.follow(function, args, kwargs, args[0])
+        if isinstance(args[0], torch.Tensor) and recorder.host.of(args[0]) == "cpu":
+            recorder.deferred.passed_over(function, args, kwargs, args[0])
         return args[0] if behaviour.returns else None
     if is_on_gpu:  # its result is there, as its first tensor is
         return recorder.fresh(behaviour, function, args, kwargs)
@@ -73,7 +76,7 @@ def _computed(
     recorder: Any, behaviour: Behaviour, function: Any, args: Any, kwargs: Any, tensors: Any
 ) -> Any:
     place = next(recorder.host.of(one) for one in tensors if is_pretended(one))
-    if place == "cpu" and is_dynamic(function):
+    if place == "cpu" and is_by_value(function):
         return function(*_real(recorder, args), **kwargs)
     shadows = recorder.shadows
     value: Any = NotImplemented

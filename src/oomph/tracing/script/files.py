@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from oomph.tracing.script.places import (
 _empty_strided = torch._C._VariableFunctions.empty_strided
 
 
-def install(places: Places) -> None:
+def install(places: Places, flush: Callable[[Any], None], write: Callable[[Any], None]) -> None:
     """Patch them."""
     true_save, true_load = torch.save, torch.load
 
@@ -60,36 +61,57 @@ def install(places: Places) -> None:
     module: Any = torch
     module.save, module.load = save, load
     torch.serialization.save, torch.serialization.load = save, load
-    _patch_pointers()
-    _patch_pickle(places)
+    _patch_pointers(flush, write)
+    _patch_pickle(places, flush)
     _patch_safetensors()
 
 
-def _patch_pointers() -> None:
+def _patch_pointers(flush: Callable[[Any], None], write: Callable[[Any], None]) -> None:
     """Storages without memory have no address, but are told apart by one: tied weights are."""
     storage: Any = torch.UntypedStorage
     methods: Any = torch.Tensor
     of_storage, of_tensor = storage.data_ptr, torch._C.TensorBase.data_ptr
 
     def address(one: Any) -> int:
-        return int(one._cdata if one.device.type == "meta" else of_storage(one))
+        if one.device.type == "meta":
+            return int(one._cdata)
+        write(one)
+        return int(of_storage(one))
 
     def tensor_address(one: Any) -> int:
         if not is_pretended(one) or one.layout is not torch.strided:
+            flush(one)
             return int(of_tensor(one))
         start: int = address(one.untyped_storage())
         return start + int(one.storage_offset()) * int(one.element_size())
 
     storage.data_ptr, methods.data_ptr = address, tensor_address
+    for owner, name, first in (
+        (storage, "__getitem__", write),
+        (storage, "_write_file", write),
+        (methods, "__dlpack__", flush),
+    ):
+        setattr(owner, name, _after(first, getattr(owner, name)))
 
 
-def _patch_pickle(places: Places) -> None:
+def _after(first: Callable[[Any], None], read: Callable[..., Any]) -> Callable[..., Any]:
+    """A way to read memory that no op shows."""
+
+    def reading(one: Any, *args: Any, **kwargs: Any) -> Any:
+        first(one)
+        return read(one, *args, **kwargs)
+
+    return reading
+
+
+def _patch_pickle(places: Places, flush: Callable[[Any], None]) -> None:
     """`pickle` asks a tensor itself, and C++ would read what a storage without memory holds."""
     kind: Any = torch.Tensor
     original = kind.__reduce_ex__
 
     def reduced(tensor: Any, protocol: Any) -> Any:
         if type(tensor) is not torch.Tensor or is_suspended() or not is_pretended(tensor):
+            flush(tensor)
             return original(tensor, protocol)
         sizes = tuple(tensor.size()), tuple(tensor.stride())
         return _made_again, (*sizes, tensor.dtype, tensor.requires_grad, places.of(tensor))

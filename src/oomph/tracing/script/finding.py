@@ -68,6 +68,7 @@ class Observed:
         module.CheckpointFunction = Noted
 
     def seen(self, loop: Loop, loader: Loader | None, invented: tuple[Invented, ...]) -> Seen:
+        """All but the size of a batch, which more than the loop is asked for."""
         from oomph.tracing.compiled import COMPILE
 
         models = _outermost(list(loop.roots.values()))
@@ -86,10 +87,12 @@ class Observed:
             is_fused=group.get("fused"),
             is_foreach=group.get("foreach"),
             learning_rate=_figure(group.get("lr")),
-            micro_batch=loop.given.micro_batch,
+            micro_batch=None,
+            num_rows=loop.given.rows,
             accumulation=_accumulation(loop) if num_steps else None,
             num_optimizer_steps=num_steps,
             num_optimizers=len(loop.stepping()),
+            num_backwards=max(loop.backwards_of_step[0], 1),
             precision=self._precision(parameters),
             checkpointing=self._checkpointing(),
             uses_compile=COMPILE in self.approximations,
@@ -98,6 +101,7 @@ class Observed:
             loader=loader,
             longest_sequence=loop.given.longest_sequence,
             num_batches=loop.given.num_batches,
+            kept_bytes=loop.kept_bytes,
             invented=invented,
             approximations=tuple(sorted(self.approximations)),
             has_stepped=bool(num_steps) or not loop.alive(),

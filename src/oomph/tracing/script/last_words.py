@@ -25,9 +25,8 @@ class LastWords:
 
     def told(self) -> str | None:
         """The last line that says something, which a progress bar does not."""
-        lines = [line.rpartition("\r")[2].strip() for line in self._kept.split("\n")]
-        said = [line for line in lines if line and not _is_bar(line)]
-        return said[-1][-_MOST_TOLD:] if said else None
+        said = without_bars(self._kept)
+        return said[-1].strip()[-_MOST_TOLD:] if said else None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -41,6 +40,12 @@ class LastWords:
 
     def __exit__(self, *error: object) -> None:
         self._stream.__exit__(*error)
+
+
+def without_bars(text: str) -> list[str]:
+    """The lines that say something, as they are last seen."""
+    lines = [line.rstrip().rpartition("\r")[2] for line in text.split("\n")]
+    return [line for line in lines if line.strip() and not _is_bar(line.strip())]
 
 
 def _is_bar(line: str) -> bool:

@@ -32,13 +32,19 @@ class _LegacyType(type):
 
 def _legacy(name: str, dtype: Any) -> Any:
     def made(_: Any, *args: Any) -> Any:
-        is_data = len(args) == 1 and not isinstance(args[0], int | torch.Size)
-        if is_data:
-            return torch.tensor(args[0], dtype=dtype, device="cuda")
-        shape = args[0] if args and isinstance(args[0], torch.Size) else args
-        return torch.empty(shape or (0,), dtype=dtype, device="cuda")
+        return _made_on_gpu(dtype, args)
 
     return _LegacyType(name, (), {"__new__": made, "dtype": dtype, "__module__": "torch.cuda"})
+
+
+def _made_on_gpu(dtype: Any, args: tuple[Any, ...]) -> Any:
+    """Of data, or of a shape whose contents are nobody's."""
+    if len(args) == 1 and isinstance(args[0], torch.Tensor):
+        return args[0].to("cuda", dtype).view_as(args[0])  # another tensor with the same memory
+    if len(args) == 1 and not isinstance(args[0], int | torch.Size):
+        return torch.tensor(args[0], dtype=dtype, device="cuda")
+    shape = args[0] if args and isinstance(args[0], torch.Size) else args
+    return torch.empty(shape or (0,), dtype=dtype, device="cuda")
 
 
 class _HostType(type):
@@ -89,15 +95,26 @@ def install() -> None:
 
 def _patch_defaults() -> None:
     """`torch.set_default_tensor_type("torch.cuda.FloatTensor")`, as old scripts have."""
-    original = torch.set_default_tensor_type
+    original, new = torch.set_default_tensor_type, torch.Tensor.__new__
+    is_gpus = [False]
+    module: Any = torch
+
+    def made(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        """`torch.Tensor(...)` follows the default type, and not the default device."""
+        if not is_gpus[0] or kind is not torch.Tensor or kwargs:
+            return new(kind, *args, **kwargs)
+        return _made_on_gpu(torch.get_default_dtype(), args)
 
     def set_type(kind: Any) -> None:
         name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
-        if not name.startswith("torch.cuda."):
+        if name.startswith("torch.cuda."):
+            torch.set_default_dtype(getattr(torch.cuda, name.rpartition(".")[2]).dtype)
+            torch.set_default_device("cuda")
+            module.Tensor.__new__ = staticmethod(made)
+        else:
+            if is_gpus[0]:
+                torch.set_default_device(None)
             original(kind.true if isinstance(kind, _HostType) else kind)
-            return
-        torch.set_default_dtype(getattr(torch.cuda, name.rpartition(".")[2]).dtype)
-        torch.set_default_device("cuda")
+        is_gpus[0] = name.startswith("torch.cuda.")
 
-    module: Any = torch
     module.set_default_tensor_type = set_type

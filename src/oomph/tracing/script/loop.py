@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from oomph.records.trace import Phase
+from oomph.tracing.outputs import tensors_of
 from oomph.tracing.pretend import is_pretended
 from oomph.tracing.script.given import Given
 from oomph.tracing.script.modules import ScriptModules
@@ -54,6 +55,9 @@ class Loop:
         self.num_closures = 0  # backwards inside of the step that is being made
         self.roots: dict[int, Any] = {}  # modules that were called from outside, in training
         self.given = Given()
+        # By each model: after how many backwards, after how many events, and what.
+        self._returned: dict[int, tuple[int, int, set[int]]] = {}
+        self.kept_bytes = 0  # of it, when the model is called for the next batch
         self.num_forwards = 0
         self.depth = 0  # of calls of modules
         self.in_backward = 0
@@ -131,13 +135,32 @@ class Loop:
         leaves, _ = tree_flatten((args, kwargs))
         tensors = (unwrapped(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
         given = [tensor for tensor in tensors if tensor.dim()]
+        # Images of several sizes, and graphs, come in objects, whose tensors have no row each.
+        inside = [] if given else [unwrapped(one) for one in tensors_of(leaves)]
         self.note_line("forward")
         if not self.step_starts:
-            self._begin_training(given)
+            self._begin_training(given or inside)
         self.enter("forward")
         self.num_forwards += 1
-        self.given.called(module, given)
+        self._note_kept(module)
+        if given or inside:
+            self.given.called(module, given)
         return True
+
+    def note_returned(self, module: Any, returned: Any) -> None:
+        """What a model that is trained has given to the loop."""
+        tensors = map(unwrapped, tensors_of(returned))
+        numbers = [self.recorder.number_of(one) for one in tensors if is_pretended(one)]
+        found = {number for number in numbers if number is not None}
+        self._returned[id(module)] = self.num_backwards, len(self.recorder.events), found
+
+    def _note_kept(self, module: Any) -> None:
+        """What is alive of that when the next batch comes: the loop keeps it."""
+        when, start, numbers = self._returned.get(id(module), (self.num_backwards, 0, set()))
+        if when < self.num_backwards:
+            freed = {-event - 1 for event in self.recorder.events[start:] if event < 0}
+            kept_bytes = sum(self.recorder.sizes[number] for number in numbers - freed)
+            self.kept_bytes = max(self.kept_bytes, kept_bytes)
 
     def _begin_training(self, given: list[Any]) -> None:
         recorder = self.recorder

@@ -19,6 +19,7 @@ def install(recorder: Any) -> None:
 
     def numpy(tensor: Any, *, force: bool = False) -> Any:
         if not is_pretended(tensor) or is_suspended():
+            recorder.deferred.flush(tensor)
             return true_numpy(tensor, force=force)
         if tensor.is_cuda and not force:
             raise TypeError(
@@ -33,6 +34,7 @@ def install(recorder: Any) -> None:
         return true_numpy(recorder.real(tensor))
 
     def tolist(tensor: Any) -> Any:
+        recorder.deferred.flush(tensor)
         return true_tolist(recorder.real(tensor) if is_pretended(tensor) else tensor)
 
     def represented(tensor: Any, *, tensor_contents: Any = None) -> str:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from oomph.tracing.behaviour import Behaviour
 from oomph.tracing.host_memory import note_on_host
 from oomph.tracing.known_outputs import tensors_in
 from oomph.tracing.pretend import is_pretended
 from oomph.tracing.recorder import Recorder
 from oomph.tracing.script import by_value, elsewhere
+from oomph.tracing.script.deferred import Deferred
+from oomph.tracing.script.draws import Draws
 from oomph.tracing.script.invention import Inventions
 from oomph.tracing.script.places import ONE_AT_A_TIME, Name, Places, Wanted
-from oomph.tracing.script.shadows import Shadows
 
 _READS = frozenset({"_local_scalar_dense", "is_nonzero"})
 _BLOCK_BYTES = 512  # the allocator rounds up to it (CUDACachingAllocator.cpp, kMinBlockSize)
@@ -28,8 +31,9 @@ class ScriptRecorder(Recorder):
     def __init__(self, capability: tuple[int, int]) -> None:
         super().__init__(capability)
         self.host: Places = Places()
-        self.shadows = Shadows()
         self.inventions = Inventions()
+        self.draws = Draws()
+        self.deferred = Deferred(self.draws)
         self.num_ops = 0
         self.live_bytes = self.peak_bytes = 0  # as a script is told
         self._num_counted = 0
@@ -45,9 +49,12 @@ class ScriptRecorder(Recorder):
         self._num_counted = len(self.events)
 
     def real(self, tensor: Any) -> Any:
-        """A real copy of a pretended tensor, with its true values or made-up ones."""
+        """With made-up values where the true ones do not exist."""
         known = self.shadows.of(tensor)
         return self.inventions.tensor_like(tensor) if known is None else known.clone()
+
+    def note_unknown(self, sentence: str, value: str) -> None:  # noqa: ARG002 - it has its own
+        self.inventions.note(value)
 
     def take_in(self, tensor: Any, op: str) -> None:
         """A tensor that torch has made where no op shows it, with values of the script's."""
@@ -68,7 +75,9 @@ class ScriptRecorder(Recorder):
         device = kwargs.get("device")
         num_pretended, is_elsewhere = self._look(args, kwargs)
         if not num_pretended and (device is None or device.type != "meta"):
-            return function(*args, **kwargs)
+            return self.deferred.run(function, args, kwargs)
+        if args and isinstance(args[0], torch.Tensor) and not is_pretended(args[0]):
+            self.deferred.flush(self.shadows.written_by(function, args, kwargs, real=True))
         self.num_ops += 1
         behaviour = self._behaviours.get(function)
         if behaviour is None:
@@ -76,7 +85,7 @@ class ScriptRecorder(Recorder):
         if behaviour.name in _READS:
             return self._read(args[0])
         if behaviour.name == "empty_on_host":  # of a trick that is put around the script
-            return super().__torch_dispatch__(function, types, args, kwargs)
+            return self.recorded(function, types, args, kwargs)
         if device is not None and behaviour.kind != "view":
             if is_elsewhere:
                 elsewhere.refuse_sparse(args, kwargs)
@@ -109,7 +118,7 @@ class ScriptRecorder(Recorder):
         answer = by_value.decided(self, behaviour, function, args, kwargs)
         if answer is not NotImplemented:
             return answer
-        out = super().__torch_dispatch__(function, types, args, kwargs)
+        out = self.recorded(function, types, args, kwargs)
         if behaviour.kind != "view":
             self.shadows.follow(function, args, kwargs, out)
         by_value.note_truth(behaviour.name, args, out)
@@ -133,6 +142,6 @@ class ScriptRecorder(Recorder):
             out = self.fresh(behaviour, function, args, kwargs)
             note_on_host(self, "copy_from_host", [out])
         else:
-            out = super().__torch_dispatch__(function, types, args, kwargs)
+            out = self.recorded(function, types, args, kwargs)
         self.shadows.follow(function, args, kwargs, out)
         return out

@@ -16,6 +16,7 @@ from oomph.tracing.script import (
     cuda,
     devices,
     drawings,
+    draws,
     factories,
     files,
     fused_attention,
@@ -30,7 +31,7 @@ from oomph.tracing.script import (
 )
 from oomph.tracing.script.accumulating import Accumulating
 from oomph.tracing.script.answers import Rehearsed, lasting
-from oomph.tracing.script.batch_size import RESIZED, BatchSize
+from oomph.tracing.script.batch_size import RESIZED, BatchSize, with_batch
 from oomph.tracing.script.finding import Observed
 from oomph.tracing.script.loaders import Loaders
 from oomph.tracing.script.loop import MOST_CLOSURES, Loop, collect_garbage
@@ -74,11 +75,7 @@ class Rehearsal:
         recorder, approximate = self.recorder, self.approximate
         self.observed = Observed(overrides.how)
         first = overrides.first
-        self.batch_size = BatchSize(
-            overrides.micro_batch,
-            first.micro_batch if first else None,
-            first.lines if first else (),
-        )
+        self.batch_size = BatchSize(overrides.micro_batch, first)
         parameters: dict[int, Any] = {}
         self.loop = loop = Loop(recorder, parameters)
         devices.install()
@@ -89,7 +86,10 @@ class Rehearsal:
         reading.install(recorder)
         factories.install(recorder, partial(self.batch_size.made, loop=loop))
         self._asked_gpu = cuda.install(recorder, gpu, approximate)
-        files.install(recorder.host)
+        files.install(recorder.host, recorder.deferred.flush, recorder.deferred.write)
+        draws.install(recorder.draws)
+        recorder.deferred.approximate = approximate
+        recorder.deferred.install(lambda tensor: recorder.host.of(tensor) == "cpu")
         refusals.install(approximate, self.fail)
         fused_attention.install(approximate)
         drawings.install()
@@ -109,11 +109,16 @@ class Rehearsal:
         threads.install(recorder)
 
     def _loaders(self, overrides: Overrides) -> Loaders:
-        first = overrides.first
-        feeding = None if first is None or first.loader is None else first.loader.number
-        wanted = self.batch_size.wanted
-        self.batch_size.is_by_loader = feeding is not None and wanted is not None
-        return Loaders(self.loop, feeding, wanted)
+        first, wanted = overrides.first, self.batch_size.wanted
+        loader = None if first is None else first.loader
+        self.batch_size.is_by_loader = (
+            wanted is not None and loader is not None and loader.batch_size is not None
+        )
+        if first is None or loader is None or not self.batch_size.is_by_loader:
+            return Loaders(self.loop, (), wanted)
+        self.batch_size.check_together(loader, first.loaders_beside)
+        numbers = {loader.number, *(one.number for one in first.loaders_beside)}
+        return Loaders(self.loop, numbers, wanted)
 
     def _look(self, model: Any) -> None:
         """What can be put on the model that is trained first."""
@@ -157,7 +162,6 @@ class Rehearsal:
         loop = self.loop
         if not self.has_trained():
             raise self._untrained()
-        self.batch_size.check(loop, self.loaders)
         if self.batch_size.has_resized:
             self.approximate(RESIZED)
         if any(not loop.num_steps[place] for place, _ in loop.stepping()):
@@ -166,14 +170,17 @@ class Rehearsal:
             self.approximate(CLOSURES)
         if not self.recorder.events:
             self.approximate(NO_GPU)
-        seen = self.observed.seen(loop, self.loaders.feeding, self.recorder.inventions.records())
+        loader, invented = self.loaders.feeding, self.recorder.inventions.records()
+        seen = self.observed.seen(loop, loader, invented)
+        seen = with_batch(seen, loop, self.loaders, self.batch_size)
+        self.batch_size.check(seen)
         batches = [
             Line(what="batch", file=file, line=line)
             for file, line in self.batch_size.lines(seen.micro_batch)
         ]
-        seen = replace(seen, lines=(*seen.lines, *batches))
+        seen = replace(seen, lines=(*seen.lines, *batches), loaders_beside=self.loaders.beside)
         return Rehearsed(
-            trace=replace(trace_of(loop), doubt=self._doubt),
+            trace=replace(trace_of(loop, seen.micro_batch or 1), doubt=self._doubt),
             seen=seen,
             possible=self._possible,
             files=users_files(self._modules_before),

@@ -6,6 +6,7 @@ process. What it writes, it writes: whoever starts this keeps it in a sandbox.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -21,7 +22,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from oomph.errors import OomphError, UsageError, UserCodeError
 from oomph.records.pace import SWITCH
-from oomph.records.script import Overrides, PretendedGpu, Script
+from oomph.records.script import PROGRESS, Overrides, PretendedGpu, Script
+from oomph.tracing import limits
+from oomph.tracing.script import missing_modules
 from oomph.tracing.script.last_words import LastWords, listen
 from oomph.tracing.script.process import HandOver, in_a_group
 from oomph.tracing.script.users_line import OURS, in_words, is_users, know_own, users_line
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from oomph.tracing.script.rehearsal import Inspect, Rehearsal
 
 LIMIT_S = 600.0
+TELLS_EVERY_S = 15.0
 
 
 def rehearse_script(
@@ -150,11 +154,17 @@ def _raise_exit(error: SystemExit, script: Script, words: LastWords) -> NoReturn
     ) from error
 
 
-def explained(error: BaseException, script: Script, inventions: Inventions) -> UserCodeError:
-    """An error of the script's, with its own line."""
+def explained(error: BaseException, script: Script, inventions: Inventions) -> OomphError:
+    """An error of the script's, with its own line; or a limit of oomph's, called one."""
     told = " ".join(str(error).split())[:500]
     place = _line_of(error)
     because, attempt = f"{type(error).__name__}: {told}", _advice(error, script)
+    limit = limits.refused(error, in_words(place))
+    if limit is not None:
+        return limit
+    if limits.is_in_doubt(error):
+        found = limits.report(limits.pretended_op(error))
+        attempt += f"; if it works there, the error is oomph's own: please report {found}"
     if place is not None and inventions.has_read(place):
         because += "; that line read a value that only training would have, and that is made up"
         attempt = "a stand-in for what reads it while rehearsing, or a Workload"
@@ -180,15 +190,23 @@ def _advice(error: BaseException, script: Script) -> str:
     if isinstance(error, FileNotFoundError):
         return "putting that file where the script looks for it"
     if isinstance(error, ModuleNotFoundError) and error.name:
-        package = str(error.name).partition(".")[0]
-        return f"pip install {package}"
+        return missing_modules.advice(str(error.name), _file_of(script), Path.cwd())
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        found = missing_modules.advice_on_relative_import(_file_of(script))
+        if found is not None:
+            return found
     if isinstance(error, KeyError) and error.args and error.args[0] in _OF_LAUNCHERS:
         return f"setting {error.args[0]} as torchrun does for one process: {_ALONE}"
     if _is_of_network(error):
         return "starting it once by itself, for its downloads: a rehearsal has no network"
-    if _is_of_torch(error) or _is_of_triton(error):
-        return "a stand-in in plain torch for what is called there, or a Workload"
+    if _is_of_triton(error):
+        return limits.STAND_IN
     return f"running `python {script.path or '-m ' + str(script.module)}` by itself"
+
+
+def _file_of(script: Script) -> Path:
+    """The script; of a module, what would lie where it is started."""
+    return Path(script.path or f"{str(script.module).replace('.', '/')}.py").absolute()
 
 
 # What torchrun sets: https://docs.pytorch.org/docs/stable/elastic/run.html
@@ -212,13 +230,6 @@ def _is_of_network(error: BaseException) -> bool:
     return any(isinstance(e, ConnectionError) or type(e).__name__ in _OF_NETWORK for e in known)
 
 
-def _is_of_torch(error: BaseException) -> bool:
-    """An op that has no kernel for tensors without memory: not what a library refuses itself."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1].filename if frames else ""
-    return isinstance(error, NotImplementedError) and ("/torch/" in last or last.startswith(OURS))
-
-
 def _is_of_triton(error: BaseException) -> bool:
     """A kernel of Triton's finds no GPU to be compiled for."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -234,22 +245,36 @@ def _line_of(error: BaseException) -> tuple[str, int] | None:
 
 
 def _watch_the_clock(limit_s: float, rehearsal: Any, hand_over: HandOver) -> None:
-    """A thread that ends a script which does not come to its second step."""
+    """A thread that tells how far a script is, and ends one that makes no second step."""
     main = threading.main_thread().ident
-    deadline = time.monotonic() + limit_s
+    start = time.monotonic()
+
+    def place() -> str:
+        return in_words(users_line(sys._current_frames().get(main or 0)))
 
     def watch() -> None:
-        while time.monotonic() < deadline:
-            time.sleep(min(1.0, max(deadline - time.monotonic(), 0.01)))
-        place = in_words(users_line(sys._current_frames().get(main or 0)))
-        hand_over((False, _too_long(limit_s, place, rehearsal)))
+        told_at = start
+        while (now := time.monotonic()) < start + limit_s:
+            if now - told_at >= TELLS_EVERY_S:
+                told_at = now
+                _tell(f"{rehearsal.told()}; it is at {place()}", now - start, limit_s)
+            time.sleep(min(1.0, max(start + limit_s - now, 0.01)))
+        hand_over((False, _too_long(limit_s, place(), rehearsal)))
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _tell(how_far: str, passed_s: float, limit_s: float) -> None:
+    """Where the script cannot have replaced it. Whoever has no terminal may keep what is told."""
+    left = f"oomph gives up after {limit_s:.0f} s"
+    with contextlib.suppress(OSError):
+        os.write(2, f"{PROGRESS}after {passed_s:.0f} s {how_far} ({left})\n".encode())
 
 
 def _too_long(limit_s: float, place: str, rehearsal: Any) -> UserCodeError:
     return UserCodeError(
         f"the script made no second optimizer step in {limit_s:.0f} s; it is at {place}",
         because=f"{rehearsal.told()}",
-        attempt="an option of the script for less data or fewer evaluations, or a Workload",
+        attempt="an option of the script for less data or fewer evaluations, a Workload, or, if it"
+        " is merely slow, OOMPH_REHEARSAL_LIMIT=1h",
     )

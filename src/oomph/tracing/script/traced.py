@@ -13,11 +13,11 @@ from oomph.tracing.pretend import is_pretended
 from oomph.tracing.script.loop import NUM_STEPS, Loop
 
 
-def trace_of(loop: Loop) -> Trace:
+def trace_of(loop: Loop, micro_batch: int) -> Trace:
     """What was recorded, with its categories. Of more than two steps, the last two are named."""
     return labelled(
         loop.recorder,
-        loop.given.micro_batch or 1,
+        micro_batch,
         parameters=_parameters(loop),
         gradients=loop.gradients,
         states=_states(loop),

@@ -41,15 +41,19 @@ def _watch_modules(
 ) -> None:
     def around(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if loop.depth or loop.in_backward:
+            if args and not loop.in_backward:
+                loop.given.passed_on(self, args[0])
             return original(self, *args, **kwargs)
         args, kwargs = batch_size.given_to_model(args, kwargs)
         is_trained = loop.forward(self, args, kwargs)
         if is_trained:
-            loaders.note_training()
+            loaders.note_training(loop.given.rows_of_call)
             args, kwargs = switched.before_forward(args, kwargs)
         loop.depth += 1
         try:
             returned = memo.called(self, original, args, kwargs, is_trained=is_trained)
+            if is_trained:
+                loop.note_returned(self, returned)
         finally:
             loop.depth -= 1
         return returned

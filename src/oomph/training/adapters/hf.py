@@ -11,17 +11,18 @@ or several with DistributedDataParallel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from oomph.training.adapters.limits import ranks_for
-from oomph.training.adapters.normaliser import find_weight
 from oomph.training.adapters.options import Options
-from oomph.training.adapters.pieces import Opened, Piece, total_loss
+from oomph.training.adapters.pieces import Piece, total_loss
 from oomph.training.adapters.update import make_whole
 from oomph.training.adapters.window import Window
-from oomph.training.weights import Weight
+from oomph.training.evaluation import evaluation_for
+from oomph.training.rollback_state import modules_in
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Trainer
@@ -33,8 +34,8 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
     """Put it before a Trainer: `class MyTrainer(oomph.hf.TrainerMixin, Trainer)`.
 
     The Trainer is made as ever, with these keywords more, all of them as for a Stepper: plan,
-    micro_batch, weight (found out when it is needed, unless told), whole, split, count,
-    last_resorts, keeps_other_rngs.
+    micro_batch, weight, on_difference, whole, batch_dim, split, count, last_resorts,
+    keeps_other_rngs, beside.
 
     `per_device_train_batch_size` is the batch, and not what has to fit.
     """
@@ -43,6 +44,7 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
         own = [name for name in Options.__annotations__ if name in keywords]
         self._oomph_options: Any = {name: keywords.pop(name) for name in own}
         self._oomph_window: Window | None = None
+        self._oomph_evaluation = evaluation_for(self._oomph_options, _say)
         super().__init__(*args, **keywords)
 
     # ---- what the Trainer calls ----------------------------------------------------------------
@@ -65,6 +67,12 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
         training_step = super().training_step
 
         def work(piece: Piece) -> Any:
+            if piece.is_forward_only:
+                inputs = self._prepare_inputs(piece.data)
+                with self.compute_loss_context_manager():
+                    loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+                piece.backward(loss)
+                return loss.detach()
             with _weighted(self.accelerator, piece.share):
                 return training_step(model, piece.data, num_items_in_batch, **keywords)
 
@@ -74,6 +82,50 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
             window.close()
         return loss
 
+    def prediction_step(
+        self,
+        model: Any,
+        inputs: Any,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """The Trainer's, of each piece where a batch of the evaluation does not fit."""
+        prediction_step = super().prediction_step
+
+        def work(part: Any) -> Any:
+            return prediction_step(
+                model, part, prediction_loss_only, ignore_keys=ignore_keys, **keywords
+            )
+
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            return work(inputs)  # its forward waits for other ranks
+        done = self._oomph_evaluation.run(inputs, work)
+        return done[0][2] if len(done) == 1 else self._predicted(inputs, work, done)
+
+    def _predicted(
+        self, inputs: Any, work: Callable[[Any], Any], done: list[tuple[Any, int, Any]]
+    ) -> Any:
+        """Losses are weighted, predictions and labels put together, padded where lengths differ."""
+        from transformers.trainer_pt_utils import nested_concat
+
+        losses, *columns = zip(*(result for _, _, result in done), strict=True)
+        loss = None
+        if losses[0] is not None:
+            pieces = zip(done, losses, strict=True)
+            loss = self._oomph_evaluation.whole_of(
+                inputs,
+                lambda part: work(part)[0],
+                [(part, num, each) for (part, num, _), each in pieces],
+                self._oomph_options.get("weight"),
+                is_rounded=self.args.bf16 or self.args.fp16,
+            )
+        whole = [
+            None if column[0] is None else functools.reduce(nested_concat, column)
+            for column in columns
+        ]
+        return loss, *whole
+
     def log(self, logs: dict[str, float], *args: Any, **keywords: Any) -> None:
         """Beside the loss: examples at a time, and errors so far, once there was one."""
         window = self._oomph_window
@@ -82,40 +134,22 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
             logs["num_ooms"] = float(window.num_ooms)
         super().log(logs, *args, **keywords)
 
-    # ---- what it is split by -------------------------------------------------------------------
-
     def _window(self, model: Any) -> Window:
         """Of this training: the next may have another optimizer."""
         if self._oomph_window is None:
             is_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled
             num = max(self.args.world_size, self.args.n_gpu)
-            ranks = ranks_for(model, num, is_engine=is_engine, library="the Trainer")
-            options = {"find_weight": self._find_weight, "ranks": ranks, **self._oomph_options}
+            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+            ranks = ranks_for(model, [optimizer], num, is_engine=is_engine, library="the Trainer")
+            make_whole(optimizer, ranks=ranks)
+            options = {
+                "ranks": ranks,
+                # A teacher, an average: what a Trainer has, its compute_loss may write into.
+                "beside": [module for each in vars(self).values() for module in modules_in(each)],
+                **self._oomph_options,
+            }
             self._oomph_window = Window(self.model, [self.optimizer], _say, **options)
         return self._oomph_window
-
-    def _find_weight(
-        self, opened: Opened, split: Callable[[Sequence[int]], Sequence[Any]]
-    ) -> Weight:
-        """Some models divide by `num_items_in_batch`, others take it and do not use it."""
-        import torch
-
-        model, num_items = opened.said
-
-        def loss_of(inputs: Any) -> float:
-            with torch.no_grad(), self.compute_loss_context_manager():
-                prepared = self._prepare_inputs(inputs)
-                return float(self.compute_loss(model, prepared, num_items_in_batch=num_items))
-
-        model.eval()  # dropout would differ; the Trainer's step sets it to training again
-        return find_weight(
-            loss_of,
-            opened.data,
-            opened.num,
-            split,
-            is_rounded=self.args.bf16 or self.args.fp16 or _is_half(model),
-            is_shifted=getattr(self, "_loss_shifts_labels", False),
-        )
 
 
 @contextmanager
@@ -137,11 +171,6 @@ def _weighted(accelerator: Any, share: float) -> Iterator[None]:
             accelerator.backward = backward
         else:
             del accelerator.backward
-
-
-def _is_half(model: Any) -> bool:
-    parameter = next(iter(model.parameters()), None)
-    return parameter is not None and parameter.element_size() < 4
 
 
 def _say(text: str) -> None:

@@ -19,12 +19,20 @@ import torch
 from oomph.errors import UsageError
 from oomph.training.adapters.lightning_callback import as_callback
 from oomph.training.adapters.lightning_logs import Logged, joined, log_once, recorded
-from oomph.training.adapters.lightning_metrics import RollbackWithMetrics
+from oomph.training.adapters.lightning_metrics import (
+    RollbackWithMetrics,
+    metrics_of,
+    put_back,
+    state_of,
+)
 from oomph.training.adapters.limits import ranks_for
-from oomph.training.adapters.pieces import Piece, total_loss
+from oomph.training.adapters.pieces import Evaluated, Piece, total_loss
 from oomph.training.adapters.update import make_whole
 from oomph.training.adapters.window import Window
+from oomph.training.evaluation import evaluation_for, shares_of
+from oomph.training.evaluation import joined as joined_results
 from oomph.training.ranks import Ranks
+from oomph.training.weights import weigher
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,14 +43,16 @@ if TYPE_CHECKING:
 class GuardHooks:
     """What the callback does; `Guard` is this and Lightning's Callback.
 
-    options: plan, micro_batch, weight ("mean" unless told), whole, split, count,
-        last_resorts, keeps_other_rngs: as for a Stepper.
+    options: plan, micro_batch, weight, on_difference, whole, batch_dim, split, count, last_resorts,
+        keeps_other_rngs, beside: as for a Stepper.
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__()
         self._options = options
+        self._evaluation = evaluation_for(options, _say)
         self._window: Window | None = None
+        self._has_told_of_means = False
 
     @property
     def micro_batch(self) -> int | None:
@@ -59,10 +69,15 @@ class GuardHooks:
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         ranks = _checked(trainer, pl_module)
         for optimizer in trainer.optimizers:
-            make_whole(optimizer)
+            make_whole(optimizer, ranks=ranks)
         options = self._options
         keeps = options.get("keeps_other_rngs", False)
-        rollback = RollbackWithMetrics(pl_module, trainer.optimizers, keeps_other_rngs=keeps)
+        rollback = RollbackWithMetrics(
+            pl_module,
+            trainer.optimizers,
+            keeps_other_rngs=keeps,
+            beside=options.get("beside", ()),
+        )
         self._window = Window(
             pl_module,
             trainer.optimizers,
@@ -82,8 +97,73 @@ class GuardHooks:
             size = float(self._window.micro_batch or 0)
             pl_module.log("micro_batch", size, on_step=True, on_epoch=False, prog_bar=True)
 
+    # ---- evaluation ----------------------------------------------------------------------------
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._guard_step(trainer, pl_module, "validation_step")
+
+    def on_validation_end(self, trainer: Any, _: Any) -> None:
+        vars(trainer.strategy).pop("validation_step", None)
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        self._guard_step(trainer, pl_module, "test_step")
+
+    def on_test_end(self, trainer: Any, _: Any) -> None:
+        vars(trainer.strategy).pop("test_step", None)
+
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        self._guard_step(trainer, pl_module, "predict_step")
+
+    def on_predict_end(self, trainer: Any, _: Any) -> None:
+        vars(trainer.strategy).pop("predict_step", None)
+
+    def _guard_step(self, trainer: Any, pl_module: Any, name: str) -> None:
+        """Where other processes wait in a forward, pieces would leave them waiting."""
+        vars(trainer.strategy).pop(name, None)
+        if trainer.world_size > 1 or trainer.strategy.handles_gradient_accumulation:
+            return
+        step = getattr(trainer.strategy, name)
+        weigh = self._options.get("weight") or "mean"
+
+        def tell(num: int) -> None:
+            if num > 1 and self._options.get("weight") is None and not self._has_told_of_means:
+                self._has_told_of_means = True
+                _say(
+                    f"{name} runs in pieces, and oomph averages what it logs and returns over"
+                    ' examples. If these are means over tokens, pass Guard(weight="tokens")'
+                )
+
+        def guarded(batch: Any, *others: Any, **keywords: Any) -> Any:
+            done = self._evaluation.run(
+                batch, lambda part: _evaluated(pl_module, step, (part, *others), keywords)
+            )
+            tell(len(done))
+            shares = shares_of(done, weigher(weigh), is_sum=weigh == "sum")
+            pieces = [
+                (Evaluated(num, share), result)
+                for (_, num, result), share in zip(done, shares, strict=True)
+            ]
+            log_once(pl_module, [(each, None, logged) for each, (_, logged) in pieces])
+            results = [(part, num, result) for part, num, (result, _) in done]
+            return joined_results(results, weigher(weigh), is_sum=weigh == "sum")
+
+        setattr(trainer.strategy, name, guarded)
+
     def teardown(self, trainer: Any, *_: Any, **__: Any) -> None:
         vars(trainer.fit_loop.epoch_loop.automatic_optimization).pop("_make_closure", None)
+
+
+def _evaluated(module: Any, step: Any, args: Any, keywords: Any) -> tuple[Any, list[Logged]]:
+    """What a step gave and logged. Metrics of one that fails are set back."""
+    metrics = metrics_of(module)
+    before = [state_of(metric) for metric in metrics]
+    try:
+        with recorded(module) as logged:
+            return step(*args, **keywords), logged
+    except BaseException:
+        for metric, state in zip(metrics, before, strict=True):
+            put_back(metric, state)
+        raise
 
 
 def _checked(trainer: Any, pl_module: Any) -> Ranks | None:
@@ -96,7 +176,9 @@ def _checked(trainer: Any, pl_module: Any) -> Ranks | None:
         )
     strategy, num = trainer.strategy, trainer.world_size
     is_engine = strategy.handles_gradient_accumulation
-    return ranks_for(strategy.model, num, is_engine=is_engine, library="Lightning")
+    return ranks_for(
+        strategy.model, trainer.optimizers, num, is_engine=is_engine, library="Lightning"
+    )
 
 
 @dataclass(slots=True)
@@ -153,6 +235,9 @@ class _Closures:
         closure = self._make(arguments, said.optimizer, said.number)
         with recorded(self._module) as logged:
             result = closure._step_fn()
+            if piece.is_forward_only:
+                piece.backward(result.closure_loss)
+                return result, logged
             if closure._zero_grad_fn is not None and not said.is_zeroed:
                 closure._zero_grad_fn()
                 said.is_zeroed = True

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-from oomph.training.adapters.pieces import Piece
+from oomph.training.adapters.pieces import Evaluated, Piece
+
+Part = Piece | Evaluated
 
 _SUMS, _MOST, _LEAST = ("sum", torch.sum), ("max", torch.max), ("min", torch.min)
 
@@ -49,14 +51,14 @@ def recorded(module: Any) -> Iterator[list[Logged]]:
             vars(module)["log"] = before
 
 
-def log_once(module: Any, done: Sequence[tuple[Piece, Any, list[Logged]]]) -> None:
+def log_once(module: Any, done: Sequence[tuple[Part, Any, list[Logged]]]) -> None:
     """Log for a whole batch what its pieces logged: each with its loss and its calls."""
     for calls in itertools.zip_longest(*(logged for _, __, logged in done)):
         made = [(p, loss, c) for (p, loss, _), c in zip(done, calls, strict=True) if c is not None]
         _log(module, made)
 
 
-def _log(module: Any, made: Sequence[tuple[Piece, Any, Logged]]) -> None:
+def _log(module: Any, made: Sequence[tuple[Part, Any, Logged]]) -> None:
     last = made[-1][2]
     keywords = dict(last.keywords)
     if keywords.get("batch_size") is not None:
@@ -69,7 +71,7 @@ def _log(module: Any, made: Sequence[tuple[Piece, Any, Logged]]) -> None:
         module._current_fx_name = before
 
 
-def _of_whole(made: Sequence[tuple[Piece, Any, Logged]]) -> Any:
+def _of_whole(made: Sequence[tuple[Part, Any, Logged]]) -> Any:
     values = [call.value for *_, call in made]
     if len(values) == 1 or not all(map(_is_number, values)):
         return values[-1]  # a metric, which has counted all of them
@@ -81,7 +83,7 @@ def _of_whole(made: Sequence[tuple[Piece, Any, Logged]]) -> Any:
     return sum(v * part for v, part in zip(values, _parts(made), strict=True))
 
 
-def _parts(made: Sequence[tuple[Piece, Any, Logged]]) -> list[float]:
+def _parts(made: Sequence[tuple[Part, Any, Logged]]) -> list[float]:
     """What each value counts: as its loss does, but that a sum over examples is the loss's own."""
     shares = [piece.share for piece, *_ in made]
     is_sum = len(made) > 1 and all(share == 1 for share in shares)
@@ -91,7 +93,7 @@ def _parts(made: Sequence[tuple[Piece, Any, Logged]]) -> list[float]:
     return [piece.num / num for piece, *_ in made]
 
 
-def joined(extras: Sequence[tuple[Piece, dict[str, Any]]]) -> dict[str, Any]:
+def joined(extras: Sequence[tuple[Part, dict[str, Any]]]) -> dict[str, Any]:
     """What training_step returned beside the loss: rows of all pieces; of the rest the last's."""
     whole: dict[str, Any] = {}
     for name, last in extras[-1][1].items():

@@ -18,23 +18,31 @@ _COUNTERS = ("_update_count", "_computed", "_forward_cache")
 class RollbackWithMetrics(Rollback):
     """A Rollback that knows torchmetrics' states."""
 
-    def __init__(self, model: Any, optimizers: Iterable[Any], *, keeps_other_rngs: bool) -> None:
-        super().__init__(model, optimizers, keeps_other_rngs=keeps_other_rngs)
-        self._metrics = [module for module in model.modules() if hasattr(module, "metric_state")]
+    def __init__(self, model: Any, optimizers: Iterable[Any], **options: Any) -> None:
+        super().__init__(model, optimizers, **options)
+        self._metrics = metrics_of(model)
         self._counted: list[dict[str, Any]] = []
 
     def take(self, *, keeps_gradients: bool = True) -> None:
         super().take(keeps_gradients=keeps_gradients)
-        self._counted = [_state_of(metric) for metric in self._metrics]
+        self._counted = [state_of(metric) for metric in self._metrics]
 
     def undo(self) -> None:
         super().undo()
         for metric, state in zip(self._metrics, self._counted, strict=True):
-            for name, value in state.items():
-                setattr(metric, name, _copied(value))
+            put_back(metric, state)
 
 
-def _state_of(metric: Any) -> dict[str, Any]:
+def metrics_of(model: Any) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "metric_state")]
+
+
+def put_back(metric: Any, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        setattr(metric, name, _copied(value))
+
+
+def state_of(metric: Any) -> dict[str, Any]:
     counters = {name: getattr(metric, name) for name in _COUNTERS if hasattr(metric, name)}
     return {name: _copied(value) for name, value in {**metric.metric_state, **counters}.items()}
 

@@ -1,32 +1,22 @@
-"""Where pieces would train otherwise than the whole, or leave others waiting: told, or refused."""
+"""Where pieces would leave other processes waiting: refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
-
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from oomph.errors import UsageError
 from oomph.training.ranks import Ranks, ranks_of
 
 
-def tell_of_norms(model: Any, say: Callable[[str], None]) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.training:
-            say(
-                f"{name} normalises each part of a batch by itself: training differs from that of"
-                " whole batches. GroupNorm, or BatchNorm in eval, would not"
-            )
-            return
-
-
-def ranks_for(model: Any, num_processes: int, *, is_engine: bool, library: str) -> Ranks | None:
+def ranks_for(
+    model: Any, optimizers: Iterable[Any], num_processes: int, *, is_engine: bool, library: str
+) -> Ranks | None:
     """Those that a library's model is replicated on; None for one process.
 
     Raises UsageError where an error of one process would leave others waiting.
     """
-    ranks = None if is_engine else ranks_of(model)
+    ranks = None if is_engine else ranks_of(model, optimizers)
     if is_engine or (num_processes > 1 and ranks is None):
         what = "an engine that accumulates by itself" if is_engine else f"{num_processes} processes"
         raise UsageError(

@@ -22,6 +22,14 @@ class Opened:
     size: int = 0  # examples at a time; 0: not run yet
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A piece of a batch that was evaluated, as those that are trained say it of themselves."""
+
+    num: int
+    share: float
+
+
 class Issues(Runs, Protocol):
     """The side of a Window that a piece needs."""
 
@@ -31,7 +39,7 @@ class Issues(Runs, Protocol):
 class Piece(Micro):
     """`with piece:` is where its forward and backward go; an out-of-memory error ends there."""
 
-    __slots__ = ("is_again", "said")
+    __slots__ = ("is_again", "is_forward_only", "said")
 
     def __init__(
         self,
@@ -46,6 +54,8 @@ class Piece(Micro):
         super().__init__(window, data, num, share, is_first=is_first)
         self.said = opened.said
         self.is_again = opened is not window.newest  # the library has its loss already
+        # There is no memory for backward: `piece.backward(loss)` is all that is to be done.
+        self.is_forward_only: bool = getattr(window, "is_forward_only", False)
 
     @property
     def share(self) -> float:

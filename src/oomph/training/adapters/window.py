@@ -11,29 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-from oomph.errors import UsageError
+from oomph.errors import OomphError, UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import How
 from oomph.training import apply, examples, splitting
-from oomph.training.adapters.limits import tell_of_norms
 from oomph.training.adapters.pieces import Opened, Piece
+from oomph.training.division import Count, Division, Split
+from oomph.training.examples import BatchDim
 from oomph.training.out_of_memory import is_out_of_memory
-from oomph.training.ranks import Ranks, is_settled, no_way
-from oomph.training.recovery import said_by, tried_twice
+from oomph.training.ranks import At, Ranks, no_way
+from oomph.training.recovery import release, said_by, tried_twice
 from oomph.training.recovery_of_model import recovery_for
 from oomph.training.recovery_tricks import NAMES
 from oomph.training.rollback import Rollback, restore_rngs, rng_states
-from oomph.training.stepper_batches import Count, Split
+from oomph.training.split_check import OnDifference, SplitCheck
 from oomph.training.stepper_micro import left_out
 from oomph.training.stepper_options import device_kind
 from oomph.training.stepper_signals import SignalsHeld
-from oomph.training.weights import Weight, weigher, weights_of
-
-# (batch, sizes -> its pieces) -> what its loss is a mean of
-FindWeight = Callable[[Opened, Callable[[Sequence[int]], Sequence[Any]]], Weight]
+from oomph.training.weights import Weight
 
 
 class Window:
@@ -41,11 +38,11 @@ class Window:
 
     plan: what fits by it is the first to be tried, and grows to what fits by measurement; its
         tricks are put on by its exports (to_hf, to_lightning, to_accelerate). micro_batch: without.
-    weight: what the loss is a mean of, as for a Stepper; None: `find_weight` finds it out.
-    whole, split, count, last_resorts, keeps_other_rngs: as for a Stepper.
+    weight, on_difference, whole, batch_dim, split, count, last_resorts, keeps_other_rngs, beside:
+        as for a Stepper.
     backward: (loss, share) -> backward of a piece, where a piece is told to do it.
     is_zeroed_later: gradients that are there when a window begins are those of the last step.
-    ranks: that the model is replicated on; `close` then averages gradients over them.
+    ranks: that the model is replicated on; in `close` they vote and average gradients.
     """
 
     def __init__(
@@ -57,12 +54,14 @@ class Window:
         plan: Plan | None = None,
         micro_batch: int | None = None,
         weight: Weight | None = None,
+        on_difference: OnDifference = "raise",
         whole: Collection[str] = (),
+        batch_dim: BatchDim | None = None,
         split: Split | None = None,
         count: Count | None = None,
         last_resorts: Sequence[str] = NAMES,
         keeps_other_rngs: bool = False,
-        find_weight: FindWeight | None = None,
+        beside: Sequence[Any] = (),
         backward: Callable[[Any, float], None] | None = None,
         rollback: Rollback | None = None,
         is_zeroed_later: bool = False,
@@ -74,14 +73,24 @@ class Window:
         self._model, self._say, self._is_zeroed_later = model, say, is_zeroed_later
         self._ranks = ranks
         self._keeps_other_rngs = keeps_other_rngs
-        self._rollback = rollback or Rollback(model, optimizers, keeps_other_rngs=keeps_other_rngs)
+        self._rollback = rollback or Rollback(
+            model, optimizers, keeps_other_rngs=keeps_other_rngs, beside=beside
+        )
         self._device_kind = device_kind(model)
-        self._weight, self._find_weight, self._backward = weight, find_weight, backward
-        self._weigh = weigher(weight) if weight is not None else None
-        self._whole, self._split, self._count = frozenset(whole), split, count
+        self._backward = backward
+        self._division = Division(
+            weight, whole=whole, split=split, count=count, batch_dim=batch_dim
+        )
+        self._check = SplitCheck(
+            model,
+            self._division,
+            self._rollback,
+            say,
+            on_difference=on_difference,
+            around=self.forward_context,
+        )
         self._opened: list[Opened] = []
         self._running: Opened | None = None
-        self._has_looked_for_norms = False
         self.micro_batch: int | None = None  # examples at a time, of the last batch
         self.newest: Opened | None = None
 
@@ -91,6 +100,10 @@ class Window:
         return self._recovery.num_ooms
 
     # ---- what adapters call --------------------------------------------------------------------
+
+    def uses(self, function: Any) -> None:
+        """The modules that it names are set back, too."""
+        self._rollback.loss = function
 
     def run(self, data: Any, work: Callable[[Piece], Any], said: Any = None) -> list[Any]:
         """Forward and backward of a batch: `work` of each piece, as (piece, result)."""
@@ -107,18 +120,28 @@ class Window:
 
     def pieces(self, data: Any, said: Any = None) -> Iterator[Piece]:
         """The pieces of a batch; after an error those of the window, from its beginning."""
-        todo, is_again = [self._open(data, said)], False
-        while not self._is_settled((yield from self._issue(todo, is_again=is_again))):
-            todo, is_again = self._opened, True
+        try:
+            todo, is_again = [self._open(data, said)], False
+            while not (yield from self._issue(todo, is_again=is_again)):
+                todo, is_again = self._opened, True
+            self._rollback.pause()
+        except BaseException:
+            self._give_up()
+            raise
         self.micro_batch = self._opened[-1].size
-        if self.micro_batch < self._opened[-1].num and not self._has_looked_for_norms:
-            self._has_looked_for_norms = True
-            tell_of_norms(self._model, self._say)
 
     def close(self) -> None:
         """The library's optimizer steps: nothing of this window is run again."""
-        if self._ranks is not None and self._opened:
-            self._ranks.average()
+        if self._ranks is not None:
+            try:
+                with SignalsHeld():
+                    self._ranks.ready()
+                    self._ranks.settle(At.LAST_BATCH, True, self._recovery)
+                    self._ranks.average()
+                    self._ranks.end()
+            except BaseException:
+                self._give_up()
+                raise
         for opened in self._opened:
             self._recovery.sizes.fitted(opened.num, opened.elements, opened.size)
         self._clear()
@@ -132,12 +155,14 @@ class Window:
     def _open(self, data: Any, said: Any) -> Opened:
         if self._opened and not self._has_gradients():
             self._clear()  # the library has dropped what was accumulated
+        if self._ranks is not None:
+            self._ranks.begin()
         if not self._opened:
-            if self._ranks is not None:
-                self._ranks.begin()
             tried_twice(lambda: self._rollback.take(keeps_gradients=not self._is_zeroed_later))
             self._recovery.num_ooms_before = self.num_ooms
-        num = self._count(data) if self._count else examples.num_examples(data, self._whole)
+        else:
+            self._rollback.resume()
+        num = self._division.num(data)
         rngs = rng_states(self._device_kind, self._keeps_other_rngs)
         self.newest = Opened(data, num, examples.elements_per_example(data, num), said, rngs)
         self._opened.append(self.newest)
@@ -149,13 +174,68 @@ class Window:
     def _issue(self, todo: list[Opened], *, is_again: bool) -> Generator[Piece, None, bool]:
         """All pieces of some batches. False if memory ran out, and all is as before the window."""
         with nullcontext() if self._ranks is None else self._ranks.quiet():
-            for opened in todo:
-                if is_again:
-                    restore_rngs(opened.rngs)
-                is_first = opened is todo[0]
-                if not (yield from self._issue_one(opened, is_first=is_first)):
-                    return False
+            if (yield from self._issue_check(todo, is_known_to_fit=False)):
+                todo, is_again = self._opened, True
+            if not (yield from self._issue_all(todo, is_again=is_again)):
+                return False
+            if (
+                self._check.is_postponed
+                and (yield from self._issue_check(todo, is_known_to_fit=True))
+                and not (yield from self._issue_all(self._opened, is_again=True))
+            ):
+                return False
+        try:
+            self._rollback.observe()
+        except OomphError as error:
+            self._refuse(error)
         return True
+
+    def _issue_all(self, todo: list[Opened], *, is_again: bool) -> Generator[Piece, None, bool]:
+        for opened in todo:
+            if is_again:
+                restore_rngs(opened.rngs)
+            if not (yield from self._issue_one(opened, is_first=opened is todo[0])):
+                return False
+        return True
+
+    def _issue_check(
+        self, todo: list[Opened], *, is_known_to_fit: bool
+    ) -> Generator[Piece, None, bool]:
+        """A few examples of the first batch that is split, to be run like pieces.
+
+        True if that was done: then the window begins again.
+        """
+        opened = self._first_split(todo)
+        if opened is None:
+            return False
+        self._running = None  # what runs out of memory here is the check's
+        trials = self._check.trials(
+            opened.data, opened.num, opened.size, is_known_to_fit=is_known_to_fit
+        )
+        for trial in trials:
+            piece = Piece(trial, opened, trial.data, trial.num, 1.0, is_first=True)
+            yield piece
+            if not (piece.is_done or piece.has_failed):
+                raise left_out()
+        self._undo_or_refuse()
+        for each in self._opened:
+            each.num = self._division.num(each.data)
+            each.elements = examples.elements_per_example(each.data, each.num)
+        return True
+
+    def _first_split(self, todo: list[Opened]) -> Opened | None:
+        for opened in todo:
+            if not self._check.is_due(opened.data):
+                continue
+            self._set_size(opened)
+            sizes = splitting.piece_sizes(opened.num, opened.size)
+            if len(sizes) > 1 and self._check.is_due_for(opened.data, sizes):
+                return opened
+        return None
+
+    def _set_size(self, opened: Opened) -> None:
+        sizes = self._recovery.sizes
+        opened.size = opened.size or sizes.size_for(opened.num, opened.elements)
 
     def _issue_one(self, opened: Opened, *, is_first: bool) -> Generator[Piece, None, bool]:
         parts, measured = self._tried_parts(opened), self._recovery.measured
@@ -165,31 +245,17 @@ class Window:
             measured.begin(opened.elements, opened.size)
         for number, (data, num, share) in enumerate(parts):
             piece = Piece(self, opened, data, num, share, is_first=is_first and number == 0)
-            try:
-                yield piece
-            except BaseException as left:  # the loop was left: GeneratorExit
-                self.catches(left)
-                raise
+            yield piece
             if piece.has_failed:
                 return False
             if not piece.is_done:
-                self._give_up()
                 raise left_out()
         if measured is not None:
             measured.end(opened.elements, opened.size, opened.num)
         return True
 
-    def _is_settled(self, is_done: bool) -> bool:
-        if self._ranks is None:
-            return is_done
-        try:
-            return is_settled(self._ranks, is_done, self._recovery)
-        except BaseException:
-            self._give_up()
-            raise
-
     def _tried_parts(self, opened: Opened) -> list[tuple[Any, int, float]] | None:
-        """None if memory ran out: to find out what parts count, the model is run."""
+        """None if memory ran out: to count what parts weigh takes some."""
         try:
             return self._parts(opened)
         except BaseException as error:
@@ -199,35 +265,16 @@ class Window:
 
     def _parts(self, opened: Opened) -> list[tuple[Any, int, float]]:
         """What to run of a batch: each part, its examples, and its share."""
-        self._running = opened
-        sizes = self._recovery.sizes
-        opened.size = opened.size or sizes.size_for(opened.num, opened.elements)
+        self._running, division = opened, self._division
+        self._set_size(opened)
         nums = splitting.piece_sizes(opened.num, opened.size)
         if len(nums) == 1:
             return [(opened.data, opened.num, 1.0)]  # as the library would run it
-        return self._weighted(opened, self._split_up(opened.data, nums), nums)
-
-    def _split_up(self, data: Any, nums: Sequence[int]) -> Sequence[Any]:
-        if self._split is not None and len(nums) > 1:
-            return self._split(data, nums)
-        return splitting.split(data, nums, self._whole)
-
-    def _weighted(
-        self, opened: Opened, parts: Sequence[Any], nums: list[int]
-    ) -> list[tuple[Any, int, float]]:
-        weigh = self._weigh or self._found_weigher(opened)
-        weights = weights_of(parts, nums, weigh)
-        total = 1.0 if self._weight == "sum" else sum(weights)
+        parts = division.pieces(opened.data, nums)
+        weights = division.weights(parts, nums)
+        total = 1.0 if division.is_sum else sum(weights)
         shares = [weight / total for weight in weights]
         return [each for each in zip(parts, nums, shares, strict=True) if each[2]]
-
-    def _found_weigher(self, opened: Opened) -> Callable[[Any, int], Any]:
-        """Once, when a batch is split for the first time."""
-        find, split = self._find_weight, partial(self._split_up, opened.data)
-        self._weight = find(opened, split) if find else "mean"
-        self._weigh = weigher(self._weight)
-        restore_rngs(opened.rngs)
-        return self._weigh
 
     # ---- what a piece calls --------------------------------------------------------------------
 
@@ -242,13 +289,21 @@ class Window:
 
     def catches(self, error: BaseException) -> bool:
         """Undo the window so far. True if its examples are to be run again."""
+        try:
+            return self._is_caught(error)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _is_caught(self, error: BaseException) -> bool:
         failed = self._running
         if failed is None or not is_out_of_memory(error):
             self._give_up()
             return False
         text = said_by(error)
+        release(error)
+        self._undo_or_refuse()  # first: a trick that is switched on is not to be undone
         failed.size = self._recovery.after(error, failed.num, failed.elements, failed.size)
-        self._undo()
         if not failed.size:
             self._clear()
             raise no_way(self._ranks, self._recovery, text) from None
@@ -259,10 +314,28 @@ class Window:
             self._rollback.undo()
 
     def _give_up(self) -> None:
-        """Back to the last whole step, for good."""
-        if self._opened:
+        """Back to the last whole step, for good; other ranks are told of it."""
+        try:
+            if self._opened:
+                self._undo()
+        except OomphError as error:  # beside the one that is raised
+            self._say(error.in_one_line())
+        finally:
+            self._clear()
+            if self._ranks is not None:
+                with SignalsHeld():
+                    self._ranks.leave()
+
+    def _undo_or_refuse(self) -> None:
+        try:
             self._undo()
+        except OomphError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: OomphError) -> NoReturn:
         self._clear()
+        no_way(self._ranks, self._recovery, error.what)  # the others are to hear of it
+        raise error
 
     def _clear(self) -> None:
         self._opened, self._running, self.newest = [], None, None

@@ -64,7 +64,7 @@ class Accounting(TorchDispatchMode):
         if kind == "in place":
             return function(*args, **kwargs)
         if op.in_place is not None and self._is_in_place(op.name, args):
-            return getattr(args[0], op.in_place)(*args[1:], **kwargs)
+            return getattr(torch.ops.aten, op.in_place)(*args, **kwargs)
         try:
             return self._run(op, function, args, kwargs)
         except torch.OutOfMemoryError as error:
@@ -140,7 +140,10 @@ class Accounting(TorchDispatchMode):
         for leaf in _parts_of(leaves):
             storage = leaf.untyped_storage()
             size_bytes = storage.nbytes()
-            if size_bytes and storage._cdata not in live and not _is_among(storage, made):
+            known = live.get(storage._cdata)
+            if not size_bytes:
+                card.hold_nothing(storage)
+            elif (known is None or not known.size_bytes) and not _is_among(storage, made):
                 made.append((storage, size_bytes))
         real = tuple(size for _, size in made)
         if sizes != real:

@@ -31,6 +31,7 @@ def patch_factories(patches: Patches, places: Places) -> None:
         patches.set(torch.Tensor, name, _wrapped(getattr(torch.Tensor, name), places))
     _patch_scripting(patches, table, wrapped_of)
     _patch_default_device(patches, wrapped_of)
+    _patch_legacy(patches, places)
 
 
 def _is_one_of(function: Any, constructors: Any) -> bool:
@@ -46,8 +47,10 @@ def _wrapped(function: Callable[..., Any], places: Places) -> Callable[..., Any]
         if kwargs.get("pin_memory"):
             if place == "card":
                 raise RuntimeError("Only dense CPU tensors can be pinned")
-            # A build without CUDA cannot pin; where nothing is copied, nothing is slower for it.
-            kwargs["pin_memory"] = False
+            kwargs["pin_memory"] = False  # a build without CUDA cannot
+            made = make(*args, **kwargs)
+            places.pin(made)
+            return made
         if place is None:
             return function(*args, **kwargs)
         kwargs["device"] = HOST
@@ -77,3 +80,86 @@ def _patch_default_device(patches: Patches, wrapped_of: dict[Any, Any]) -> None:
         return make(*args, **{**kwargs, "device": self.device})
 
     patches.set(DeviceContext, "__torch_function__", torch_function)
+
+
+# ---- types of tensors, as old scripts name them --------------------------------------------------
+
+_LEGACY = {
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "LongTensor": torch.int64,
+    "IntTensor": torch.int32,
+    "ShortTensor": torch.int16,
+    "CharTensor": torch.int8,
+    "ByteTensor": torch.uint8,
+    "BoolTensor": torch.bool,
+}
+
+
+class _LegacyType(type):
+    """The type of torch.cuda.FloatTensor and its like."""
+
+    dtype: Any
+
+    def __instancecheck__(cls, one: Any) -> bool:
+        return isinstance(one, torch.Tensor) and one.is_cuda and one.dtype == cls.dtype
+
+
+def _patch_legacy(patches: Patches, places: Places) -> None:
+    """`torch.cuda.FloatTensor(...)`, `x.type(...)`, and such a type as the default."""
+    for name, dtype in _LEGACY.items():
+        patches.set(torch.cuda, name, _legacy(name, dtype, places))
+    original: Any = torch.Tensor.type
+
+    def as_type(tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is None:
+            said = original(tensor)
+            return said.replace("torch.", "torch.cuda.", 1) if tensor.is_cuda else said
+        if isinstance(dtype, torch.dtype):
+            return original(tensor, dtype, *args, **kwargs)
+        name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+        place = "cuda" if name.startswith("torch.cuda.") else "cpu"
+        return tensor.to(place, _LEGACY[name.rpartition(".")[2]])
+
+    patches.set(torch.Tensor, "type", as_type)
+    _patch_default_type(patches, places)
+
+
+def _legacy(name: str, dtype: Any, places: Places) -> type:
+    of_host = getattr(torch, name)
+
+    def made(_: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("device", None)
+        with places.asking("card"):
+            return of_host(*args, **kwargs)
+
+    told = {"dtype": dtype, "layout": torch.strided, "is_cuda": True, "__module__": "torch.cuda"}
+    return _LegacyType(name, (), {"__new__": made, **told})
+
+
+def _patch_default_type(patches: Patches, places: Places) -> None:
+    original, new = torch.set_default_tensor_type, torch.Tensor.__new__
+    is_card = [False]
+
+    def made(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        """`torch.Tensor(...)` follows the default type, and not the default device."""
+        if not is_card[0] or kind is not torch.Tensor or kwargs.get("device") is not None:
+            return new(kind, *args, **kwargs)
+        with places.asking("card"):
+            return new(kind, *args, **kwargs)
+
+    def set_type(kind: Any) -> None:
+        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+        if name.startswith("torch.cuda."):
+            torch.set_default_dtype(_LEGACY[name.rpartition(".")[2]])
+            torch.set_default_device("cuda")
+            patches.set(torch.Tensor, "__new__", staticmethod(made))
+        else:
+            if is_card[0]:
+                torch.set_default_device(None)
+            original(kind)
+        is_card[0] = name.startswith("torch.cuda.")
+
+    patches.set(torch, "set_default_tensor_type", set_type)

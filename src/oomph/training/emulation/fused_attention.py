@@ -35,7 +35,7 @@ def fused_attention(patches: Patches, places: Places, on_cuda: Attention) -> Ite
         chosen = on_cuda if is_dense and places.on_card(query) else original
         return chosen(query, *args, **kwargs)
 
-    patches.set_wherever_imported("", original, attention)
+    patches.set_wherever_imported("", [(original, attention)])
     try:
         yield
     finally:

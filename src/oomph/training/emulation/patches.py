@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 _NOTHING = object()
@@ -19,13 +20,14 @@ class Patches:
         self._before.append((owner, name, vars(owner).get(name, _NOTHING)))
         setattr(owner, name, value)
 
-    def set_wherever_imported(self, prefix: str, original: Any, value: Any) -> None:
-        """Replace a function also in the modules that imported it by name."""
+    def set_wherever_imported(self, prefix: str, replaced: Iterable[tuple[Any, Any]]) -> None:
+        """Replace functions also in the modules that imported them by name."""
+        by_id = {id(original): value for original, value in replaced}
         for module_name, module in list(sys.modules.items()):
             if module_name.startswith(prefix):
                 for name, held in list(vars(module).items()):
-                    if held is original:
-                        self.set(module, name, value)
+                    if id(held) in by_id:
+                        self.set(module, name, by_id[id(held)])
 
     def undo(self) -> None:
         """Put everything back, the last change first."""

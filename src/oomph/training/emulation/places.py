@@ -7,6 +7,7 @@ views are, too. `asked` is set by the functions that take a device: C++ never se
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ class Places:
         self.card = card
         self.now = _PerThread()
         self._live = card.live
+        self._pinned: dict[int, weakref.ref[Any]] = {}  # by the address of the storage in C++
 
     def on_card(self, tensor: Any) -> bool:
         """Is a tensor on the card?"""
@@ -51,6 +53,22 @@ class Places:
         if tensor.layout is torch.sparse_coo:
             return self.on_card(tensor._values())
         return False
+
+    def pin(self, tensor: Any) -> None:
+        """Call a tensor of the host pinned; it is plain memory."""
+        storage = tensor.untyped_storage()
+        key, pinned = storage._cdata, self._pinned
+
+        def forget(dead: weakref.ref[Any]) -> None:
+            if pinned.get(key) is dead:
+                del pinned[key]
+
+        pinned[key] = weakref.ref(storage, forget)
+
+    def is_pinned(self, tensor: Any) -> bool:
+        if tensor.layout is not torch.strided or not self._pinned:
+            return False
+        return tensor.untyped_storage()._cdata in self._pinned
 
     def any_on_card(self, values: Any) -> bool | None:
         """Is any tensor among arguments on the card? None where there is no tensor."""

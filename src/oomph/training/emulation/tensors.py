@@ -13,6 +13,7 @@ from oomph.training.emulation.places import GPU, Places, place_of, true_device
 def patch_tensors(patches: Patches, places: Places) -> None:
     _patch_device(patches, places)
     _patch_moves(patches, places)
+    _patch_pinning(patches, places)
     _patch_numpy(patches, places)
     _patch_storages(patches, places)
 
@@ -52,9 +53,24 @@ def _patch_moves(patches: Patches, places: Places) -> None:
     patches.set(torch.Tensor, "to", to)
     patches.set(torch.Tensor, "cuda", cuda)
     patches.set(torch.Tensor, "cpu", cpu)
-    patches.set(torch.Tensor, "pin_memory", lambda tensor, *_, **__: tensor)
-    patches.set(torch.Tensor, "is_pinned", lambda *_, **__: False)
     patches.set(torch.Tensor, "record_stream", lambda *_, **__: None)
+
+
+def _patch_pinning(patches: Patches, places: Places) -> None:
+    """Pinned memory is plain memory of the host: where nothing is copied, nothing is slower."""
+
+    def pin_memory(tensor: Any, *_: Any, **__: Any) -> Any:
+        if places.on_card(tensor) or tensor.layout is not torch.strided:
+            kind = tensor.type()
+            raise RuntimeError(f"cannot pin '{kind}' only dense CPU tensors can be pinned")
+        if places.is_pinned(tensor):
+            return tensor
+        pinned = tensor.detach().clone()
+        places.pin(pinned)
+        return pinned
+
+    patches.set(torch.Tensor, "pin_memory", pin_memory)
+    patches.set(torch.Tensor, "is_pinned", lambda tensor, *_, **__: places.is_pinned(tensor))
 
 
 def _without_device(args: Any, kwargs: Any) -> tuple[Any, Any, Any]:

@@ -1,4 +1,4 @@
-"""A loss that a library computes -> what it is a mean of, read off three small batches.
+"""A number that is evaluated -> what it is a mean of, read off three small batches.
 
 Two examples and both together: a sum over examples or tokens gives the sum of the two losses, a
 mean their mean, weighted by what it counts. Forward only, without dropout. The two are taken from
@@ -34,53 +34,80 @@ def find_weight(
 
     is_rounded: in half precision. is_shifted: labels are known to be those of the next token.
     """
-    first, second, both = _telling_pieces(batch, num, split)
-    losses, together = (loss_of(first), loss_of(second)), loss_of(both)
+    first, second, both = telling_pieces(batch, num, split)
+    losses = loss_of(first), loss_of(second)
+    together = loss_of(both)
+    found = weights_in(
+        first, second, losses, together, is_rounded=is_rounded, is_shifted=is_shifted
+    )
+    return found[0]
+
+
+def weights_in(
+    first: Any,
+    second: Any,
+    losses: tuple[float, float],
+    together: float,
+    *,
+    read: Sequence[Weight] = (),
+    others: Sequence[Weight] = (),
+    is_rounded: bool = False,
+    is_shifted: bool = False,
+) -> list[Weight]:
+    """The same of two examples, and of both together: the likeliest, and what fits as well.
+
+    read: what the loss itself was seen to divide by. others: what else it may. Raises UsageError.
+    """
     scale = max(map(abs, losses))
     noise = (_NOISE_ROUNDED if is_rounded else _NOISE) * scale
     within = (_WITHIN_ROUNDED if is_rounded else _WITHIN) * scale
+    kinds: list[Weight] = [*read, "tokens", "next-tokens", "mean", *others]
+    kinds = ["next-tokens", *kinds] if is_shifted else kinds
     off: dict[Weight, float] = {
         weight: abs(together - expected)
-        for weight, expected in _expected(first, second, losses, is_shifted=is_shifted)
+        for weight, expected in _expected(first, second, losses, kinds)
     }
     fits = [weight for weight, difference in off.items() if difference <= within]
     if not fits or ("sum" in fits and len(fits) > 1):
         raise _cannot_tell(losses, together)
-    return min(fits, key=lambda weight: off[weight] // noise)  # the first of equals
+    best = min(off[weight] // noise for weight in fits)
+    return [weight for weight in fits if off[weight] // noise == best]
 
 
 def _cannot_tell(losses: tuple[float, float], together: float) -> UsageError:
     return UsageError(
-        "it cannot be told what the loss is a mean of, and so not what a part of a batch counts",
-        because=f"two examples have {losses[0]:.6g} and {losses[1]:.6g}, together {together:.6g}:"
-        " no sum and no mean over examples or labels",
-        attempt="weight=function, which counts what the loss is a mean of in a batch; or"
-        ' weight="mean", if parts may train otherwise than the whole',
+        "oomph cannot tell what the loss is a mean of, and so not how to weight parts of a batch",
+        because=f"two examples have losses of {losses[0]:.6g} and {losses[1]:.6g}, together"
+        f" {together:.6g}: neither a sum nor a mean over examples or labels",
+        attempt="weight=function, where function(batch) returns what the loss divides by; or"
+        ' weight="mean" to count examples anyway',
     )
 
 
 def _expected(
-    first: Any, second: Any, losses: tuple[float, float], *, is_shifted: bool
+    first: Any, second: Any, losses: tuple[float, float], kinds: Sequence[Weight]
 ) -> Iterator[tuple[Weight, float]]:
-    """Each kind of loss, and what it would give for both; those that count labels first."""
+    """Each kind of loss, and what it would give for both."""
     yield "sum", sum(losses)
-    kinds: tuple[Weight, ...] = ("tokens", "next-tokens", "mean")
-    for kind in ("next-tokens", *kinds) if is_shifted else kinds:
+    for kind in kinds:
         weigh = weigher(kind)
         try:
-            counts = int(weigh(first, 1)), int(weigh(second, 1))
+            counts = float(weigh(first, 1)), float(weigh(second, 1))
         except UsageError:  # there are no labels to be counted
             continue
-        if all(counts):
+        if min(counts) > 0:
             total = sum(n * loss for n, loss in zip(counts, losses, strict=True))
             yield kind, total / sum(counts)
 
 
-def _telling_pieces(
-    batch: Any, num: int, split: Callable[[Sequence[int]], Sequence[Any]]
+def telling_pieces(
+    batch: Any,
+    num: int,
+    split: Callable[[Sequence[int]], Sequence[Any]],
+    at: int | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Two neighbours, alone and together."""
-    at = _telling_pair(batch, num)
+    """Two neighbours, alone and together. at: the first of them, where somebody knows better."""
+    at = _telling_pair(batch, num) if at is None else at
     before, after = [at] * (at > 0), [num - at - 2] * (num > at + 2)
     first, second = split([*before, 1, 1, *after])[len(before) :][:2]
     return first, second, split([*before, 2, *after])[len(before)]

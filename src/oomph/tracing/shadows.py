@@ -42,6 +42,9 @@ _CARRY = frozenset(
     }
     | {"repeat", "flip", "roll"}
 )
+# They write their first argument and do not read it, or another that their schema does not tell.
+WRITE_OVER = frozenset({"zero_", "fill_", "copy_", "native_batch_norm", "cudnn_batch_norm"})
+_RUNNING = {"native_batch_norm": slice(3, 5), "cudnn_batch_norm": slice(3, 5)}
 # They say of values that none is infinite: what they are given stays as it is.
 _KEEPS = frozenset({"_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"})
 # Nobody counts with what they leave, and a dropout on the host would draw other data from then on.
@@ -66,6 +69,15 @@ def _name_of(function: Any) -> str:
     return str(function._schema.name.partition("::")[2])
 
 
+def _drawn_apart(function: Any, args: Any, kwargs: Any) -> Any:
+    """What a GPU draws, it does not draw from the host's generator: that goes on as it was."""
+    before = torch.random.get_rng_state()
+    try:
+        return function(*args, **kwargs)
+    finally:
+        torch.random.set_rng_state(before)
+
+
 class Shadows:
     """Storages without memory, and the real ones that stand beside them."""
 
@@ -85,6 +97,12 @@ class Shadows:
         with torch.no_grad():
             out.set_(shadow.real, tensor.storage_offset(), tensor.size(), tensor.stride())
         return out
+
+    def has(self, tensor: Any) -> bool:
+        """Are its values known?"""
+        if tensor.layout is not torch.strided:
+            return False
+        return tensor.untyped_storage()._cdata in self._of
 
     def give(self, tensor: Any, value: Any) -> None:
         """Let a pretended tensor that is all of its storage have a value, if it is worth it."""
@@ -142,11 +160,8 @@ class Shadows:
         """Has every pretended tensor among the arguments its values?"""
         num_elements = 0
         for tensor in tensors_in((args, kwargs)):
-            if is_pretended(tensor):
-                if tensor.layout is not torch.strided:
-                    return False
-                if tensor.untyped_storage()._cdata not in self._of:
-                    return False
+            if is_pretended(tensor) and not self.has(tensor):
+                return False
             num_elements += tensor.numel()
         return num_elements <= MOST_WHOLE
 
@@ -162,6 +177,8 @@ class Shadows:
         if "device" in kwargs:
             kwargs["device"] = _HOST
         try:
+            if torch.Tag.nondeterministic_seeded in function.tags:
+                return _drawn_apart(function, args, kwargs)
             return function(*args, **kwargs)
         except (RuntimeError, TypeError, IndexError, ValueError):
             return NotImplemented  # no such kernel on the host: the values are unknown from here
@@ -191,6 +208,8 @@ class Shadows:
             for tensor in written:
                 self.forget(tensor)
         elif not written:
+            if args and out is args[0]:  # autograd adds up in place what it asks for a copy of
+                self.forget(out)
             self.give_all(out, value, carries=carries)
 
     def _is_worth_it(self, out: Any, *, carries: bool) -> bool:
@@ -226,8 +245,8 @@ class Shadows:
                 if is_new and one.untyped_storage()._cdata not in self._of:
                     (self.carry if carries else self.give)(one, its)
 
-    def written_by(self, function: Any, args: Any, kwargs: Any) -> list[Any]:
-        """The tensors that an op changes."""
+    def written_by(self, function: Any, args: Any, kwargs: Any, *, real: bool = False) -> list[Any]:
+        """The pretended tensors that an op changes, or the real ones."""
         places = self._written.get(function)
         if places is None:
             arguments = enumerate(function._schema.arguments)
@@ -237,6 +256,9 @@ class Shadows:
                 if argument.alias_info and argument.alias_info.is_write
             )
         if not places:
-            return []
+            running = args[_RUNNING.get(_name_of(function), slice(0))]
+            return [
+                tensor for tensor in running if tensor is not None and is_pretended(tensor) != real
+            ]
         values = [args[i] if i < len(args) else kwargs.get(name) for i, name in places]
-        return [tensor for tensor in tensors_in(values) if is_pretended(tensor)]
+        return [tensor for tensor in tensors_in(values) if is_pretended(tensor) != real]
