@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch names it
 
 from oomph.errors import UsageError
 from oomph.training import splitting
-from oomph.training.normaliser import find_weight
+from oomph.training.normaliser import telling_pieces, weights_in
 from training.adapters import jobs
 
 NUM = 6
@@ -52,13 +52,9 @@ LOSSES = {
 
 
 def found(loss: Any, data: Any, **options: Any) -> Any:
-    return find_weight(
-        lambda part: float(loss(part)),
-        data,
-        NUM,
-        lambda sizes: splitting.split(data, sizes),
-        **options,
-    )
+    first, second, both = telling_pieces(data, NUM, lambda sizes: splitting.split(data, sizes))
+    losses = float(loss(first)), float(loss(second))
+    return weights_in(first, second, losses, float(loss(both)), **options)[0]
 
 
 @pytest.mark.parametrize("kind", LOSSES)
@@ -72,12 +68,6 @@ def test_half_precision_is_rounding_and_no_other_kind(kind: str) -> None:
         return LOSSES[kind](part).to(torch.bfloat16)
 
     assert found(rounded, batch(), is_rounded=True) == kind
-
-
-def test_where_nothing_tells_them_apart_shifted_labels_are_believed() -> None:
-    data = batch()
-    data["labels"][:] = 1  # all count
-    assert found(of_next_tokens, data, is_shifted=True) == "next-tokens"
 
 
 def test_a_classifier_counts_its_labels() -> None:

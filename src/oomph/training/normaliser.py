@@ -21,28 +21,6 @@ _NOISE, _WITHIN = 1e-6, 1e-3
 _NOISE_ROUNDED, _WITHIN_ROUNDED = 4e-3, 2e-2
 
 
-def find_weight(
-    loss_of: Callable[[Any], float],
-    batch: Any,
-    num: int,
-    split: Callable[[Sequence[int]], Sequence[Any]],
-    *,
-    is_rounded: bool = False,
-    is_shifted: bool = False,
-) -> Weight:
-    """What pieces of a batch count by. Raises UsageError if it is nothing known.
-
-    is_rounded: in half precision. is_shifted: labels are known to be those of the next token.
-    """
-    first, second, both = telling_pieces(batch, num, split)
-    losses = loss_of(first), loss_of(second)
-    together = loss_of(both)
-    found = weights_in(
-        first, second, losses, together, is_rounded=is_rounded, is_shifted=is_shifted
-    )
-    return found[0]
-
-
 def weights_in(
     first: Any,
     second: Any,
@@ -52,17 +30,16 @@ def weights_in(
     read: Sequence[Weight] = (),
     others: Sequence[Weight] = (),
     is_rounded: bool = False,
-    is_shifted: bool = False,
 ) -> list[Weight]:
-    """The same of two examples, and of both together: the likeliest, and what fits as well.
+    """What the loss of two examples may be a mean of: the likeliest, then what fits as well.
 
-    read: what the loss itself was seen to divide by. others: what else it may. Raises UsageError.
+    read: what the loss itself was seen to divide by. others: what else it may. is_rounded: in half
+    precision. Raises UsageError if it is nothing known.
     """
     scale = max(map(abs, losses))
     noise = (_NOISE_ROUNDED if is_rounded else _NOISE) * scale
     within = (_WITHIN_ROUNDED if is_rounded else _WITHIN) * scale
     kinds: list[Weight] = [*read, "tokens", "next-tokens", "mean", *others]
-    kinds = ["next-tokens", *kinds] if is_shifted else kinds
     off: dict[Weight, float] = {
         weight: abs(together - expected)
         for weight, expected in _expected(first, second, losses, kinds)
