@@ -1,11 +1,11 @@
-# Everything runs in .venv, which the targets make themselves; nothing but Python, gcc and make
-# has to be there before. A second run of a target installs nothing.
+# Everything runs in .venv, which the targets make themselves; only Python, gcc and make
+# are needed before. A second run of a target installs nothing.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# Each process takes whole files, whose fixtures are made once; a third works while others wait.
+# Each process takes whole files, so that fixtures are made once; a third uses the cores while others wait.
 THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
@@ -27,14 +27,14 @@ help: ## list the targets
 
 DEMO := examples/bert_large.py:workload
 
-demo: $(VENV)/.installed-demo ## set up, then plan BERT-large for two GPUs that need not be here
+demo: $(VENV)/.installed-demo ## set up, then plan BERT-large for a V100 and an RTX 4090
 	@mkdir -p build
 	@for gpu in v100-16gb rtx4090; do \
 		echo "\$$ oomph plan $(DEMO) --gpu $$gpu --html build/plan-$$gpu.html"; \
 		$(BIN)/oomph plan $(DEMO) --gpu $$gpu --html build/plan-$$gpu.html || exit; \
 		echo; \
 	done
-	@echo 'drawn: build/plan-v100-16gb.html and build/plan-rtx4090.html'
+	@echo 'pages with charts: build/plan-v100-16gb.html and build/plan-rtx4090.html'
 
 test: $(VENV)/.installed-dev ## set up, then run the tests
 	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m 'not slow'
@@ -54,7 +54,7 @@ types: $(VENV)/.installed-dev web/node_modules/.installed ## mypy --strict, and 
 	$(BIN)/mypy
 	$(NPM) run --silent types
 
-house: $(VENV)/.installed-dev ## do imports flow one way?
+house: $(VENV)/.installed-dev ## does the code keep to the architecture?
 	$(BIN)/python -m pytest -q tests/test_house.py
 
 docs: $(VENV)/.installed-dev ## are the docs true?
@@ -69,11 +69,11 @@ web: web/node_modules/.installed ## build the pages (web/) into the package, whe
 test-web: $(VENV)/.installed-dev web/node_modules/.installed ## the pages in a real Chromium, with Prometheus, both from Debian where that is allowed
 	@{ command -v chromium && command -v prometheus; } >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
 	  && { $(APT) || { apt-get update -qq && $(APT); }; } >/dev/null; } \
-	  || echo 'Chromium or Prometheus is missing, and this user may not install it: its tests are skipped'
+	  || echo 'Chromium or Prometheus is missing and cannot be installed by this user: its tests are skipped'
 	$(NPM) run --silent test
 	$(BIN)/python -m pytest tests/web
 
-fix: $(VENV)/.installed-dev ## format, mend what ruff can mend, write the generated parts of the docs
+fix: $(VENV)/.installed-dev ## format, fix what ruff can fix, write the generated parts of the docs
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m docs.generate
@@ -81,7 +81,7 @@ fix: $(VENV)/.installed-dev ## format, mend what ruff can mend, write the genera
 accuracy: $(VENV)/.installed-accuracy ## predictions beside published GPU measurements
 	$(BIN)/python -m accuracy
 
-verdicts: $(VENV)/.installed-accuracy ## of all 417 models of timm's benchmark: does it fit? (40 minutes)
+verdicts: $(VENV)/.installed-accuracy ## does it fit? all 417 models of timm's benchmark (40 minutes)
 	$(BIN)/python -m accuracy.timm_benchmark --all
 
 bench: $(VENV)/.installed-dev ## what a reading and a start cost, beside nvitop and gpustat
@@ -114,8 +114,8 @@ web/node_modules/.installed: web/package.json web/package-lock.json $(if $(HAS_N
 	$(NPM) ci --silent --ignore-scripts --no-audit --no-fund
 	@touch $@
 
-# For measured models only, in a folder of their own. timm as it was when they were measured; of
-# torchvision only what is Python, for its binaries want CUDA.
+# For measured models only, in a directory of their own: timm as it was when they were measured, and
+# only the Python part of torchvision, because its binaries need CUDA.
 $(VENV)/.installed-accuracy: Makefile | $(VENV)/.installed-dev
 	$(PIP) install --no-deps --upgrade --target $(VENV)/accuracy timm==0.6.7 pyyaml pillow
 	$(PIP) download --no-deps --dest $(VENV)/accuracy torchvision==0.29.2

@@ -15,8 +15,8 @@ from statistics import median
 from accuracy import perceptrons, timm_benchmark
 from accuracy.rows import ROWS, XMEM, Row, Source
 from oomph.errors import OomphError
-from oomph.predicting.assembly import Card
 from oomph.predicting.overhead import Interval
+from oomph.predicting.prediction import Card
 from oomph.records.prediction import Prediction
 from oomph.units import MIB
 
@@ -52,7 +52,7 @@ class Scored:
 
 def score(row: Row) -> Scored:
     """Rehearse a row in a child, for torch is patched on the way."""
-    from oomph.tracing.child import in_a_child
+    from oomph.rehearsing.child import in_a_child
 
     remarks = [row.remark] if row.remark else []
     try:
@@ -70,19 +70,18 @@ def score(row: Row) -> Scored:
 def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int]:
     """The prediction, and what NVML would show at most where the card ends."""
     from accuracy.workloads import variant_of, workload_of
-    from oomph.predicting.assembly import assemble
+    from oomph.predicting.demand import replay_trace
+    from oomph.predicting.prediction import assemble
     from oomph.predicting.speed import estimate
-    from oomph.predicting.workspace_replays import replay_trace
-    from oomph.tracing.rehearse import prepare, rehearse
-    from oomph.training import apply
-    from oomph.verbs import find_gpu
+    from oomph.rehearsing.rehearse import prepare, rehearse
+    from oomph.verbs.gpus import find_gpu
 
     capability = find_gpu(row.source.gpu).model.compute_capability
     assert capability is not None
     prepare(capability)
     variant = variant_of(row)
     workload = workload_of(row, zero_grad_late=zero_grad_late)
-    trace, card = rehearse(workload, variant, capability, apply), card_of(row.source)
+    trace, card = rehearse(workload, variant, capability), card_of(row.source)
     limit_bytes = card.usable.likely_bytes - card.context.likely_bytes
     limited = replay_trace(trace, limit_bytes=limit_bytes)
     limited_bytes = limited.peak_reserved_bytes + card.context.likely_bytes
@@ -94,7 +93,7 @@ def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int
 def card_of(source: Source) -> Card:
     """The GPU of a source, with as much of the context as its figures have."""
     from oomph.predicting.overhead import context, cudnn, usable_bytes
-    from oomph.verbs import find_gpu
+    from oomph.verbs.gpus import find_gpu
 
     model, version = find_gpu(source.gpu).model, source.torch_version
     usable, whole = usable_bytes(model), context(model, version)
@@ -165,19 +164,19 @@ def summary(groups: Sequence[tuple[str, Source, Sequence[Scored]]]) -> Iterator[
 
 
 def _verdicts(scored: Sequence[Scored]) -> str:
-    """How often "it does not fit" was said of runs that ran out of memory, and of others."""
+    """Return how often oomph says "does not fit", for runs that ran out of memory and others."""
     said: dict[bool, list[bool]] = {True: [], False: []}
     for each in scored:
         if each.prediction is not None:
             said[each.row.measured_mib is None].append(each.prediction.fits == "no")
     return (
-        f"Of {len(said[True])} that ran out of memory, {sum(said[True])} foretold; "
-        f"of {len(said[False])} that fitted, {sum(said[False])} said not to."
+        f"OOMs predicted: {sum(said[True])} of {len(said[True])}. "
+        f"False alarms: {sum(said[False])} of {len(said[False])}."
     )
 
 
 def _order(scored: Sequence[Scored]) -> str:
-    """How well the order by time is foretold: Kendall's tau over all pairs of runs."""
+    """Return how well the order by time is predicted: Kendall's tau over all pairs of runs."""
     times = [
         (each.row.step_s, each.prediction.step_s)
         for each in scored

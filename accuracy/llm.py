@@ -19,8 +19,8 @@ from statistics import median
 
 from accuracy.llm_rows import LLM_ROWS
 from accuracy.llm_sources import UNBUILT, LlmRow, LlmSource
-from oomph.predicting.assembly import Card
 from oomph.predicting.overhead import Interval
+from oomph.predicting.prediction import Card
 from oomph.records.prediction import Prediction
 from oomph.units import MIB
 
@@ -78,7 +78,7 @@ class LlmScored:
 
 def score_all(rows: Sequence[LlmRow]) -> Iterator[LlmScored]:
     """Each in a child; rows with the same trace once."""
-    from oomph.tracing.child import in_a_child
+    from oomph.rehearsing.child import in_a_child
 
     known: dict[str, tuple[Prediction | None, float | None]] = {}
     for row in rows:
@@ -93,17 +93,16 @@ def score_all(rows: Sequence[LlmRow]) -> Iterator[LlmScored]:
 
 
 def _predict(row: LlmRow) -> tuple[Prediction | None, float | None]:
-    from oomph.predicting.assembly import assemble
     from oomph.predicting.overhead import context, usable_bytes
+    from oomph.predicting.prediction import assemble
     from oomph.predicting.speed import estimate
-    from oomph.tracing.rehearse import prepare, rehearse
-    from oomph.training import apply
-    from oomph.verbs import find_gpu
+    from oomph.rehearsing.rehearse import prepare, rehearse
+    from oomph.verbs.gpus import find_gpu
 
     model = find_gpu(row.gpu).model
     assert model.compute_capability is not None
     prepare(model.compute_capability)
-    trace = rehearse(row.workload(), row.variant, model.compute_capability, apply)
+    trace = rehearse(row.workload(), row.variant, model.compute_capability)
     took = estimate(trace.ops, model, num_micro_steps=row.accumulation)
     step_s = None if took is None else took.step_s
     if row.source.kind == "time":
@@ -170,7 +169,7 @@ def summary(scored: Sequence[LlmScored]) -> Iterator[str]:
             yield _memory_line(title, source, rows, errors)
     yield ""
     verdicts = [each.prediction.fits for each in scored if each.prediction is not None]
-    yield f"Of {len(verdicts)} runs that fitted, {verdicts.count('no')} said not to."
+    yield f"False alarms: {verdicts.count('no')} of {len(verdicts)}."
     yield ""
     yield "| source | runs with a time | predicted / measured, median | Kendall's tau |"
     yield "|---|--:|--:|--:|"

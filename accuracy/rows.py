@@ -3,7 +3,7 @@
 Nothing here was measured by this project. The rows are not unseen: what the scripts keep alive,
 where xMem calls zero_grad and what some kernels take beside their outputs was found by looking
 for the reason where a row was off. No predicted figure has a number that was fitted to them; the
-widths of the error bar (predicting/assembly.py) were chosen after seeing them.
+widths of the error bar (predicting/prediction.py) were chosen after seeing them.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def _interpolating_in_half() -> Iterator[None]:
 
 def judge(bracket: Bracket) -> Judged:
     """What would be said of both batches."""
-    from oomph.tracing.child import in_a_child
+    from oomph.rehearsing.child import in_a_child
 
     try:
         fits, fails = in_a_child(lambda: _verdicts(bracket))
@@ -153,11 +153,10 @@ def judge(bracket: Bracket) -> Judged:
 
 def _verdicts(bracket: Bracket) -> tuple[Verdict, Verdict | None]:
     from accuracy.__main__ import card_of
-    from oomph.predicting.assembly import assemble
+    from oomph.predicting.prediction import assemble
     from oomph.predicting.scaling import affine
-    from oomph.tracing.rehearse import prepare, rehearse
-    from oomph.training import apply
-    from oomph.verbs import find_gpu
+    from oomph.rehearsing.rehearse import prepare, rehearse
+    from oomph.verbs.gpus import find_gpu
 
     capability = find_gpu(TIMM.gpu).model.compute_capability
     assert capability is not None
@@ -165,7 +164,7 @@ def _verdicts(bracket: Bracket) -> tuple[Verdict, Verdict | None]:
     workload, card = workload_of(bracket), card_of(TIMM)
 
     def traced(batch: int) -> Trace:
-        return rehearse(workload, Variant(micro_batch=batch), capability, apply)
+        return rehearse(workload, Variant(micro_batch=batch), capability)
 
     at_any = affine(*map(traced, _TRACED_AT))
 
@@ -210,9 +209,9 @@ def summary(judged: Sequence[Judged]) -> Iterator[str]:
         if each.problem:
             yield f"- {bracket.model}: not rehearsed. {each.problem}"
         if each.where_it_fits == "no":
-            yield f"- {bracket.model}: {bracket.fits_at} images fit, and were said not to."
+            yield f"- {bracket.model}: {bracket.fits_at} images fit, and oomph said they do not."
         if each.where_it_fails == "yes":
-            yield f"- {bracket.model}: {bracket.fails_at} images failed, and were said to fit."
+            yield f"- {bracket.model}: {bracket.fails_at} images failed, and oomph said they fit."
 
 
 def _line(what: str, said: Sequence[Verdict], *, right: Verdict, wrong: Verdict) -> str:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from benchmarks.tables import Measured, as_table
-from oomph.tracing.child import in_a_child
+from oomph.rehearsing.child import in_a_child
 
 FLOOR = "plain CPU, MLP of small ops, a step (floor)"
 _STEPS = 30

@@ -13,7 +13,7 @@ from oomph.predicting.allocator_settings import LARGE_SEGMENT_BYTES
 from oomph.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from training.requests_of_card import Requests
+    from pretending.requests_of_card import Requests
 
 NUM_BUDGETS = 4  # for each model
 _AMPLE_BYTES = 8 * GIB
@@ -41,7 +41,7 @@ class Job:
     @functools.cache  # noqa: B019 - a job lives as long as the benchmark
     def largest(self, length: int) -> int:
         """The largest divisor of the batch that fits; 0 if none does."""
-        from oomph.training.recovery_sizes import divisors
+        from oomph.training.sizes import divisors
 
         sizes = divisors(self.batch_size)
         low, high = 0, len(sizes)
@@ -93,15 +93,15 @@ class Asked:
     def fits_into(self, budget_bytes: int) -> bool:
         from oomph.predicting.allocator import CachingAllocator
         from oomph.predicting.allocator_settings import AllocatorSettings
-        from oomph.predicting.device import SimulatedDevice
         from oomph.predicting.replay import replay
+        from oomph.predicting.segments import SimulatedDevice
 
         allocator = CachingAllocator(AllocatorSettings(), SimulatedDevice(budget_bytes))
         return replay(allocator, self.requests.sizes, self.requests.events).ran_out_at is None
 
 
 def _asked_by(train: Callable[[], None]) -> Asked:
-    from training.requests_of_card import Requests
+    from pretending.requests_of_card import Requests
 
     import oomph
 
@@ -164,7 +164,7 @@ def _order(trained: Trained, chance: random.Random) -> tuple[int, ...]:
 def _plan(trained: Trained, budget_bytes: int) -> Any:
     """Of accumulation alone: the others' searches have nothing else."""
     import oomph
-    from oomph.verbs.plans import trick_names
+    from oomph.verbs.plan import trick_names
 
     forbid = [name for name in trick_names() if name != "accumulation"]
     return oomph.plan(

@@ -13,20 +13,21 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.tables import Measured, as_table
 from oomph.planning.choices import Choices, variants
-from oomph.planning.planner import Known, search
-from oomph.planning.search import Checked
-from oomph.predicting.ways import Ways
+from oomph.planning.ranking import Checked, search
+from oomph.planning.rehearsal_store import RehearsalStore
+from oomph.planning.rehearsals import choices_of
+from oomph.predicting.combinations import Combinations
+from oomph.records.generation import trace_capability
+from oomph.records.plan import PlanOptions
 from oomph.records.workload import Variant
-from oomph.tracing.traces import kind_of
 from oomph.units import GIB
-from oomph.verbs import kept_rehearsals
-from oomph.verbs.plans import plan
-from oomph.verbs.readings import find_gpu
-from oomph.verbs.rehearsals import Asked, choices_of
+from oomph.verbs.gpus import find_gpu
+from oomph.verbs.plan import plan
 
 FLOOR = "replaying each of them (floor)"
 BERT_LARGE = Path(__file__).resolve().parents[1] / "examples" / "bert_large.py"
 GPU = "v100-16gb"
+LIMIT_BYTES = 14 * GIB
 
 
 def measure() -> str:
@@ -69,11 +70,19 @@ def _timed(work: Callable[[], object]) -> float:
     return (time.process_time() - began_s) * 1000
 
 
+class CheckedWays(Combinations):
+    """Answers whether a variant fits by what torch reserves, and nothing else."""
+
+    def check(self, variant: Variant) -> Checked:
+        size = self.reserved_bytes(variant)
+        return Checked(device_bytes=size, fits="yes" if size <= LIMIT_BYTES else "no")
+
+
 @dataclass(frozen=True)
 class Bench:
     """What was rehearsed of BERT-large, and every way that it answers for."""
 
-    ways: Ways
+    ways: Combinations
     choices: Choices
     every: tuple[Variant, ...]
 
@@ -84,34 +93,21 @@ class Bench:
 
     def search(self) -> None:
         """With nothing worked out but the replays: neither bounds of memory nor times."""
-        ways = Ways(
-            families=self.ways.families,
+        ways = CheckedWays(
+            pass_footprints=self.ways.pass_footprints,
             steps=self.ways.steps,
             model=self.ways.model,
             known_replays=self.ways.known_replays,
         )
-        limit_bytes = 14 * GIB
-
-        def check(variant: Variant) -> Checked:
-            size = ways.reserved_bytes(variant)
-            return Checked(device_bytes=size, fits="yes" if size <= limit_bytes else "no")
-
-        known = Known(
-            is_known=ways.knows,
-            least_bytes=ways.least_bytes,
-            seconds=ways.seconds,
-            check=check,
-            host_bytes=ways.host_bytes,
-        )
-        search(self.choices, known, limit_bytes)
+        search(self.choices, ways, LIMIT_BYTES)
 
 
 def _bench() -> Bench:
     model = find_gpu(GPU).model
     capability = model.compute_capability
     assert capability is not None
-    known = kept_rehearsals.find((BERT_LARGE, "workload"), kind_of(capability))
+    known = RehearsalStore((BERT_LARGE, "workload"), trace_capability(capability)).find()
     assert known is not None
-    ways = Ways(families=known.families, steps=known.steps, model=model)
-    choices = replace(choices_of(known, Asked(), capability, 2), least_micro_batch=2)
+    ways = Combinations(pass_footprints=known.pass_footprints, steps=known.steps, model=model)
+    choices = replace(choices_of(known, PlanOptions(), capability, 2), least_micro_batch=2)
     return Bench(ways, choices, tuple(filter(ways.knows, variants(choices))))

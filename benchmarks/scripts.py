@@ -14,12 +14,11 @@ IMPORTS = "import torch\nfrom transformers import GPT2Config, GPT2LMHeadModel, T
 REHEARSES = f"""
 import os, tempfile
 from oomph.records.script import Overrides, PretendedGpu, Script
-from oomph.tracing.script.run import rehearse_script
-from oomph.training import apply
+from oomph.rehearsing.script.run import rehearse_script
 gpu = PretendedGpu(name="NVIDIA GeForce RTX 4090", total_bytes=24 << 30, capability=(8, 9))
 with tempfile.TemporaryDirectory() as directory:  # what the script writes
     script = Script(path={str(SCRIPT)!r}, directory=directory)
-    assert rehearse_script(script, gpu, Overrides(), apply).seen.num_parameters > 124e6
+    assert rehearse_script(script, gpu, Overrides()).seen.num_parameters > 124e6
 """
 # Of the process and of all that it waited for.
 TELLS = """

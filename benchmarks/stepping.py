@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from oomph.tracing.child import in_a_child
+from oomph.rehearsing.child import in_a_child
 
 NUM_PIECES = 4
 MICRO_BATCH = 8

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.tables import Measured, as_table
 from oomph.records.workload import Variant, Workload
-from oomph.tracing.child import in_a_child
+from oomph.rehearsing.child import in_a_child
 
 FLOOR = "oomph, BERT-large, micro-batch 4, two steps (floor)"
 
@@ -25,14 +25,13 @@ def measure() -> str:
 
 def rehearse(make: Callable[[], Workload], precision: Any, micro_batch: int = 4) -> Any:
     def work() -> float:
-        from oomph.tracing.rehearse import prepare
-        from oomph.tracing.rehearse import rehearse as run
-        from oomph.training import apply
+        from oomph.rehearsing.rehearse import prepare
+        from oomph.rehearsing.rehearse import rehearse as run
 
         workload = make()
         prepare((8, 0))
         began_s = time.process_time()
-        run(workload, Variant(micro_batch=micro_batch, precision=precision), (8, 0), apply)
+        run(workload, Variant(micro_batch=micro_batch, precision=precision), (8, 0))
         return (time.process_time() - began_s) * 1000
 
     return work

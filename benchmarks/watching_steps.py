@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from oomph.tracing.child import in_a_child
+from oomph.rehearsing.child import in_a_child
 
 TITLE = "CPU beside a step of 50 ms"
 STEP_S = 0.05

@@ -52,7 +52,7 @@ def the_line() -> str:
     from nvml.machine import GIB, Gpu, NvmlMachine, Proc
 
     import oomph as package
-    from oomph.sensing import nvml
+    from oomph.sensing.backends import session
 
     printed = io.StringIO()
     with tempfile.TemporaryDirectory() as directory:
@@ -63,9 +63,9 @@ def the_line() -> str:
             mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": machine.uuid(3)}),
             contextlib.redirect_stdout(printed),
         ):
-            nvml.forget()
+            session.forget()
             package.print_gpu_utilisation()
-        nvml.forget()
+        session.forget()
     return f"```\n{printed.getvalue().strip()}\n```"
 
 
@@ -106,9 +106,9 @@ def cli_help() -> str:
 
 
 def verbs() -> Iterator[str]:
-    from oomph.cli import _VERBS
+    from oomph.cli import _COMMANDS
 
-    yield from _VERBS
+    yield from _COMMANDS
 
 
 def report() -> str:
@@ -118,7 +118,7 @@ def report() -> str:
     from web.report_sample import sample
 
     from oomph.showing.report import print_report
-    from oomph.verbs import report as report_on
+    from oomph.verbs.report import report as report_on
 
     run, printed = sample(), io.StringIO()
     with (
@@ -153,8 +153,24 @@ def causes() -> str:
     )
 
 
+def rooms() -> str:
+    """The order of the rooms, as tests/test_house.py holds it."""
+    from test_house import GROUND, ROOMS
+
+    ground = [f"| `{name}.py` | {purpose} | |" for name, purpose in GROUND.items()]
+    records = "| `records/` | the nouns: frozen records, no torch, no hardware | |"
+    rows = [
+        f"| `{name}/` | {room.purpose} | {', '.join(f'`{one}`' for one in room.may_import)} |"
+        for name, room in ROOMS.items()
+    ]
+    return "\n".join(
+        ["| room | what it does | may import |", "|---|---|---|", *ground, records, *rows]
+    )
+
+
 GENERATED: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"plan": plans, "predict": prediction, "line": the_line, "gpus": gpus_table},
+    "docs/architecture.md": {"rooms": rooms},
     "docs/cli.md": {"help": cli_help},
     "docs/reports.md": {"report": report, "causes": causes},
     "docs/live.md": {"live": live_view},

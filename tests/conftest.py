@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from nvml.machine import Gpu, NvmlMachine
 
-from oomph.sensing import nvml, ownership
+from oomph.sensing import ownership
+from oomph.sensing.backends import session
 
 OnMachine = Callable[..., NvmlMachine]
 
@@ -66,12 +67,12 @@ def on_machine(tmp_path: Path) -> Iterator[OnMachine]:
         def enter(gpus: Sequence[Gpu] = (Gpu(),), **options: Any) -> NvmlMachine:
             machine = NvmlMachine(tmp_path, gpus, **options)
             stack.enter_context(machine.active())
-            nvml.forget()
+            session.forget()
             return machine
 
         ownership.forget()
         yield enter
-    nvml.forget()
+    session.forget()
 
 
 @pytest.fixture

@@ -158,4 +158,4 @@ def test_the_summary_counts_what_is_much_too_low_and_the_ratio_of_times() -> Non
     lines = list(llm.summary([_scored("reserved", 1000), _scored("reserved", 1100)]))
     assert any("| 2 | 4.5 % | 9.1 % | 2 of 2 | 1 |" in line for line in lines)
     assert "| a | 2 | 0.50 | - |" in lines
-    assert "Of 2 runs that fitted, 0 said not to." in lines
+    assert "False alarms: 0 of 2." in lines

@@ -34,6 +34,16 @@ def test_every_link_inside_the_repository_leads_somewhere(path: Path) -> None:
             assert (path.parent / target).exists(), target
 
 
+def test_every_source_file_that_a_document_names_exists() -> None:
+    named = re.compile(r"`(?:src/)?(?:oomph/)?((?:[a-z_]+/)*[a-z_]+\.py)`")
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+        for file in named.findall(path.read_text()):
+            places = (ROOT / file, ROOT / "src" / "oomph" / file, ROOT / "tests" / file)
+            assert "/" not in file or any(place.exists() for place in places), (
+                f"{path.name}: {file}"
+            )
+
+
 def test_every_make_target_that_a_document_names_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = re.compile(r"\bmake ([a-z]+)\b(?=`|\s+#|\s*$)", re.MULTILINE)
@@ -58,7 +68,7 @@ def test_every_flag_of_every_verb_is_in_the_manual() -> None:
 def test_every_field_that_json_prints_is_documented() -> None:
     from dataclasses import fields
 
-    from oomph.records.calibration import Assumed, Calibrated, Calibration
+    from oomph.records.gpu_model import Assumed, Calibrated, Calibration
     from oomph.records.machine import Device, GpuReading, Machine, Process
     from oomph.records.prediction import Moment, Prediction, Unknown
     from oomph.records.workload import Variant

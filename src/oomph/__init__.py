@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oomph.errors import OomphError as OomphError
+    from oomph.monitoring.in_script import watching as watching
     from oomph.records.script import Script as Script
     from oomph.records.workload import Workload as Workload
-    from oomph.verbs import check as check
-    from oomph.verbs import emulated_gpu as emulated_gpu
-    from oomph.verbs import gpu_utilisation as gpu_utilisation
-    from oomph.verbs import gpus as gpus
     from oomph.verbs import hf as hf
     from oomph.verbs import lightning as lightning
-    from oomph.verbs import load_plan as load_plan
-    from oomph.verbs import plan as plan
-    from oomph.verbs import predict as predict
-    from oomph.verbs import print_gpu_utilisation as print_gpu_utilisation
-    from oomph.verbs import report as report
-    from oomph.verbs import runs as runs
-    from oomph.verbs.in_script import watching as watching
+    from oomph.verbs.check import check as check
+    from oomph.verbs.gpus import gpu_utilisation as gpu_utilisation
+    from oomph.verbs.gpus import gpus as gpus
+    from oomph.verbs.gpus import print_gpu_utilisation as print_gpu_utilisation
+    from oomph.verbs.plan import load_plan as load_plan
+    from oomph.verbs.plan import plan as plan
+    from oomph.verbs.predict import predict as predict
+    from oomph.verbs.report import report as report
+    from oomph.verbs.run import emulated_gpu as emulated_gpu
     from oomph.verbs.training import Stepper as Stepper
     from oomph.verbs.training import accelerate as accelerate
     from oomph.verbs.training import apply as apply
+    from oomph.verbs.watch import runs as runs
 
     gpu_utilization = gpu_utilisation
     print_gpu_utilization = print_gpu_utilisation
@@ -44,22 +44,22 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "Stepper": ("oomph.verbs.training", "Stepper"),
     "Workload": ("oomph.records.workload", "Workload"),
     "accelerate": ("oomph.verbs.training", "accelerate"),
-    "check": ("oomph.verbs", "check"),
-    "emulated_gpu": ("oomph.verbs", "emulated_gpu"),
+    "check": ("oomph.verbs.check", "check"),
+    "emulated_gpu": ("oomph.verbs.run", "emulated_gpu"),
     "apply": ("oomph.verbs.training", "apply"),
-    "gpu_utilisation": ("oomph.verbs", "gpu_utilisation"),
-    "gpu_utilization": ("oomph.verbs", "gpu_utilisation"),
-    "gpus": ("oomph.verbs", "gpus"),
+    "gpu_utilisation": ("oomph.verbs.gpus", "gpu_utilisation"),
+    "gpu_utilization": ("oomph.verbs.gpus", "gpu_utilisation"),
+    "gpus": ("oomph.verbs.gpus", "gpus"),
     "hf": ("oomph.verbs.hf", None),
     "lightning": ("oomph.verbs.lightning", None),
-    "load_plan": ("oomph.verbs", "load_plan"),
-    "plan": ("oomph.verbs", "plan"),
-    "predict": ("oomph.verbs", "predict"),
-    "print_gpu_utilisation": ("oomph.verbs", "print_gpu_utilisation"),
-    "print_gpu_utilization": ("oomph.verbs", "print_gpu_utilisation"),
-    "report": ("oomph.verbs", "report"),
-    "runs": ("oomph.verbs", "runs"),
-    "watching": ("oomph.verbs.in_script", "watching"),
+    "load_plan": ("oomph.verbs.plan", "load_plan"),
+    "plan": ("oomph.verbs.plan", "plan"),
+    "predict": ("oomph.verbs.predict", "predict"),
+    "print_gpu_utilisation": ("oomph.verbs.gpus", "print_gpu_utilisation"),
+    "print_gpu_utilization": ("oomph.verbs.gpus", "print_gpu_utilisation"),
+    "report": ("oomph.verbs.report", "report"),
+    "runs": ("oomph.verbs.watch", "runs"),
+    "watching": ("oomph.monitoring.in_script", "watching"),
 }
 
 __all__ = [

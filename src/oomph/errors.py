@@ -24,7 +24,7 @@ class OomphError(Exception):
     """What happened, because of what, and what to try next."""
 
     exit_code = EXIT_USAGE
-    printed: tuple[str, ...] = ()  # the last lines of what the user's program wrote before
+    printed: tuple[str, ...] = ()  # the last lines that the user's program printed before
 
     def __init__(self, what: str, *, because: str | None = None, attempt: str | None = None):
         self.what = what
@@ -33,7 +33,7 @@ class OomphError(Exception):
         super().__init__(what)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors come back from child processes; their keywords must come with them.
+        # Errors are pickled in child processes, and their keyword arguments must survive that.
         return _again, (type(self), self.__dict__.copy())
 
     def __str__(self) -> str:
@@ -43,22 +43,22 @@ class OomphError(Exception):
         if self.attempt:
             lines.append(f"  try: {self.attempt}")
         if self.printed:
-            lines += ["  the last that it wrote:", *(f"    {line}" for line in self.printed)]
+            lines += ["  its last output:", *(f"    {line}" for line in self.printed)]
         return "\n".join(lines)
 
     def in_one_line(self) -> str:
-        """The same, for the middle of a training log."""
+        """Return the error as one line, for the middle of a training log."""
         because = f" ({self.because})" if self.because else ""
         attempt = f"; try: {self.attempt}" if self.attempt else ""
         return f"{self.what}{because}{attempt}"
 
 
 class UsageError(OomphError):
-    """A flag or an argument that makes no sense."""
+    """A flag or an argument that is not valid."""
 
 
 class UnknownGpu(UsageError):
-    """A GPU name that the catalogue cannot place; `nearest` are the names it might mean."""
+    """A GPU name that is not in the catalogue; `nearest` are names it might mean."""
 
     def __init__(
         self, what: str, *, nearest: tuple[str, ...] = (), because: str | None = None
@@ -83,3 +83,36 @@ def _again(kind: type[OomphError], fields: dict[str, object]) -> OomphError:
     Exception.__init__(error, fields["what"])
     error.__dict__.update(fields)
     return error
+
+
+# ---- how a sandbox can fail ----------------------------------------------------------------------
+# UsageError
+# `-- NoSandbox       it cannot be made here, or it does not hold          exit 2
+# UserCodeError
+# |-- DiedInside      the process inside ended without an answer           exit 2
+# |-- OutOfTime       it did not answer in time, and was killed            exit 2
+# `-- SpokeNonsense   its answer is not valid, or larger than allowed      exit 2
+
+
+class NoSandbox(UsageError):
+    """A sandbox cannot be made here, or it let a write through."""
+
+
+class DiedInside(UserCodeError):
+    """The process inside ended without an answer."""
+
+
+class OutOfTime(UserCodeError):
+    """There was no answer in the given time; everything inside was killed."""
+
+
+class SpokeNonsense(UserCodeError):
+    """The answer is not valid, or larger than allowed."""
+
+
+class CannotBePutOn(Exception):
+    """A script does not run with a trick. The trick is left out, and the error says why."""
+
+    def __init__(self, error: OomphError) -> None:
+        self.error = error
+        super().__init__(error.in_one_line())

@@ -1,8 +1,7 @@
 """Text <-> numbers with units: "24GiB" <-> 25769803776. The only file that knows 1024.
 
-Inside oomph a size is an int of bytes and its name ends in `_bytes`; GiB exist
-only on screen. GB is the decimal unit, as the SI and the makers of disks have
-it; "24G" is read as GiB, as Slurm and most schedulers do.
+Inside oomph a size is an int of bytes and its name ends in `_bytes`; GiB appears only on screen. GB
+is the decimal unit, as in SI and on disks; "24G" is read as GiB, as Slurm and most schedulers do.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _SECONDS_PER_UNIT = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size as a person writes it.
+    """Parse a size as a person writes it.
 
     >>> parse_bytes("24GiB"), parse_bytes("1.5 g"), parse_bytes("512")
     (25769803776, 1610612736, 512)
@@ -60,7 +59,7 @@ def _number_and_unit(text: str) -> tuple[str, str]:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Write a size for a person: the largest binary unit that leaves a figure before the point.
+    """Format a size for a person, in the largest binary unit that gives at least 1.
 
     >>> format_bytes(25769803776), format_bytes(1500 * 2**20), format_bytes(0)
     ('24.0 GiB', '1.5 GiB', '0 B')
@@ -72,7 +71,7 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_gib(size_bytes: int, *, decimals: int = 1) -> str:
-    """The bare number of GiB, for a column whose heading has the unit.
+    """Return the bare number of GiB, for a column whose heading has the unit.
 
     >>> format_gib(25769803776)
     '24.0'
@@ -81,7 +80,8 @@ def format_gib(size_bytes: int, *, decimals: int = 1) -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    """
+    """Format a ratio as a whole percentage.
+
     >>> format_ratio(0.256)
     '26%'
     """
@@ -89,7 +89,7 @@ def format_ratio(ratio: float) -> str:
 
 
 def format_rate(per_s: float) -> str:
-    """Three significant figures, and never an exponent.
+    """Format with three significant figures and never an exponent.
 
     >>> format_rate(40.512), format_rate(1203.7), format_rate(366_541.0)
     ('40.5', '1,200', '367,000')
@@ -100,7 +100,7 @@ def format_rate(per_s: float) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Read a time as a person writes it, in seconds.
+    """Parse a time as a person writes it, in seconds.
 
     >>> parse_duration("90s"), parse_duration("5m"), parse_duration("1.5h"), parse_duration("20")
     (90.0, 300.0, 5400.0, 20.0)
@@ -122,7 +122,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """How long, in the one or two units that matter.
+    """Format a duration in the one or two units that matter.
 
     >>> format_duration(42), format_duration(3 * 3600 + 125), format_duration(5 * 86400)
     ('42 s', '3 h 2 min', '5 d')
@@ -137,3 +137,14 @@ def format_duration(seconds: float) -> str:
             rest = total % unit_s // smaller_s
             return f"{total // unit_s} {unit}" + (f" {rest} {smaller}" if rest else "")
     return f"{total} s"
+
+
+def format_time(seconds: float) -> str:
+    """Format a time that may be far below a second, as of a training step.
+
+    >>> format_time(0.0421), format_time(1.5), format_time(125)
+    ('42.1 ms', '1.5 s', '2 min 5 s')
+    """
+    if seconds >= 60:
+        return format_duration(seconds)
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"

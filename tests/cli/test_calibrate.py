@@ -19,8 +19,8 @@ from sensing.test_kept_calibrations import A100
 import oomph
 from cli.test_predict import TRAIN
 from oomph.cli import main
-from oomph.records.calibration import Calibration
-from oomph.sensing import kept_calibrations
+from oomph.records.gpu_model import Calibration
+from oomph.sensing import calibration
 
 HERE = replace(A100, torch_version=str(torch.__version__))
 
@@ -94,16 +94,16 @@ def test_what_was_measured_is_shown_and_forgotten(
     calibrated: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["calibrate", "--show"]) == 1
-    assert "nothing is kept" in capsys.readouterr().out
+    assert "nothing is stored" in capsys.readouterr().out
     assert calibrated("--memory-only") == 0
     printed = capsys.readouterr().out
     assert "rates were not measured" in printed
     assert main(["calibrate", "--show"]) == 0
     assert capsys.readouterr().out == printed
     assert main(["calibrate", "--forget"]) == 0
-    assert "is forgotten" in capsys.readouterr().out
+    assert "deleted" in capsys.readouterr().out
     assert main(["calibrate", "--forget"]) == 0
-    assert "nothing was kept" in capsys.readouterr().out
+    assert "nothing was stored" in capsys.readouterr().out
     assert main(["calibrate", "--show", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["calibrations"] == []
 
@@ -119,44 +119,44 @@ def test_a_neighbour_in_the_way_is_exit_4_and_nothing_is_kept(
     calibrated: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert calibrated(gpus=(Gpu(processes=[Proc(4100, GIB)]),), listed="hidden") == 4
-    assert "cannot be told from what others take" in capsys.readouterr().err
-    assert kept_calibrations.kept() == ()
+    assert "cannot be separated from what others take" in capsys.readouterr().err
+    assert calibration.read_all() == ()
 
 
 def test_a_broken_file_is_exit_4_before_anything_is_measured(
     calibrated: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept_calibrations.path().parent.mkdir(parents=True)
-    kept_calibrations.path().write_text("junk")
+    calibration.path().parent.mkdir(parents=True)
+    calibration.path().write_text("junk")
     assert calibrated(fails="it was measured") == 4
     told = capsys.readouterr().err
-    assert str(kept_calibrations.path()) in told
+    assert str(calibration.path()) in told
     assert "try: oomph calibrate --forget" in told
-    assert kept_calibrations.path().read_text() == "junk"
+    assert calibration.path().read_text() == "junk"
 
 
 def test_flags_that_contradict_each_other_are_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "--show", "--forget"]) == 2
-    assert "--show and --forget do not go together" in capsys.readouterr().err
+    assert "--show and --forget cannot be combined" in capsys.readouterr().err
 
 
 # ---- what predict makes of it ------------------------------------------------------------------
 
 
 def test_a_measured_context_and_card_leave_nothing_unknown_of_them(train: str) -> None:
-    kept_calibrations.keep(HERE)
+    calibration.save(HERE)
     told = oomph.predict(train, gpu="a100-80gb")
     assert told.device_bytes - told.reserved_bytes == 520 * MIB
     assert told.capacity_bytes == HERE.total_bytes
     assert not [each for each in told.unknowns if "context" in each.what or "card" in each.what]
-    assert any("as measured here on 2023-11-1" in note for note in told.notes)
+    assert any("measured here on 2023-11-1" in note for note in told.notes)
 
 
 def test_measured_rates_change_the_time_and_memory_alone_does_not(train: str) -> None:
     before = oomph.predict(train, gpu="a100-80gb")
-    kept_calibrations.keep(replace(HERE, matmul_flops={}, bandwidth_bytes_per_s=None))
+    calibration.save(replace(HERE, matmul_flops={}, bandwidth_bytes_per_s=None))
     memory_only = oomph.predict(train, gpu="a100-80gb")
-    kept_calibrations.keep(replace(HERE, matmul_flops={"float32": 1e9}))
+    calibration.save(replace(HERE, matmul_flops={"float32": 1e9}))
     with_rates = oomph.predict(train, gpu="a100-80gb")
     assert (before.step_from, memory_only.step_from) == ("datasheet", "datasheet")
     assert memory_only.step_s == before.step_s
@@ -174,18 +174,18 @@ def context_that_leaves(train: str, room_bytes: int) -> Calibration:
     ("room_bytes", "fits"), [(GIB, "yes"), (MIB, "uncertain"), (-64 * MIB, "no")]
 )
 def test_a_measurement_can_change_the_verdict(train: str, room_bytes: int, fits: str) -> None:
-    kept_calibrations.keep(context_that_leaves(train, room_bytes))
+    calibration.save(context_that_leaves(train, room_bytes))
     assert oomph.predict(train, gpu="a100-80gb").fits == fits
 
 
 def test_memory_that_is_given_wins_over_what_was_measured(train: str) -> None:
-    kept_calibrations.keep(HERE)
+    calibration.save(HERE)
     assert oomph.predict(train, gpu="a100-80gb", gpu_memory="40GiB").capacity_bytes == 40 * GIB
 
 
 def test_another_torch_is_not_used_and_that_is_said(train: str) -> None:
     before = oomph.predict(train, gpu="a100-80gb")
-    kept_calibrations.keep(replace(HERE, torch_version="2.4.1+cu121"))
+    calibration.save(replace(HERE, torch_version="2.4.1+cu121"))
     told = oomph.predict(train, gpu="a100-80gb")
     assert told.device_bytes == before.device_bytes
     assert any("is of torch 2.4.1+cu121" in note and "not used" in note for note in told.notes)
@@ -194,21 +194,21 @@ def test_another_torch_is_not_used_and_that_is_said(train: str) -> None:
 @pytest.mark.parametrize("gpu", ["a100-40gb", "h100"])
 def test_another_gpu_is_predicted_as_before(train: str, gpu: str) -> None:
     before = oomph.predict(train, gpu=gpu)
-    kept_calibrations.keep(HERE)
+    calibration.save(HERE)
     assert oomph.predict(train, gpu=gpu) == before
 
 
 def test_the_newest_of_two_drivers_is_taken(train: str) -> None:
     newer = replace(HERE, driver_version="560.35", context_with_libraries_bytes=600 * MIB)
-    kept_calibrations.keep(replace(newer, measured_at=HERE.measured_at + 1))
-    kept_calibrations.keep(HERE)
+    calibration.save(replace(newer, measured_at=HERE.measured_at + 1))
+    calibration.save(HERE)
     told = oomph.predict(train, gpu="a100-80gb")
     assert told.device_bytes - told.reserved_bytes == 600 * MIB
 
 
 def test_a_broken_file_is_a_note_and_no_crash(train: str) -> None:
-    kept_calibrations.path().parent.mkdir(parents=True)
-    kept_calibrations.path().write_text("junk")
+    calibration.path().parent.mkdir(parents=True)
+    calibration.path().write_text("junk")
     told = oomph.predict(train, gpu="a100-80gb")
-    assert any(str(kept_calibrations.path()) in note for note in told.notes)
+    assert any(str(calibration.path()) in note for note in told.notes)
     assert told.fits == "yes"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import oomph
-from oomph.cli import _VERBS, main
+from oomph.cli import _COMMANDS, main
 
 OOMPH = [sys.executable, "-m", "oomph"]
 
@@ -49,14 +49,14 @@ def test_without_a_verb_it_shows_the_help_and_says_that_this_was_no_answer() -> 
 @pytest.mark.parametrize(
     ("arguments", "said", "tried"),
     [
-        (["gpsu"], "there is no verb 'gpsu'", "oomph gpus"),
+        (["gpsu"], "there is no command 'gpsu'", "oomph gpus"),
         (["gpus", "--free", "--count"], "expected one argument", "oomph gpus --help"),
         (["gpus", "--free", "--count", "0"], "'0' is not a number of GPUs", "oomph gpus --help"),
         (["gpus", "--version"], "there is no --version", "oomph gpus --help"),
         (["gpus", "--visble"], "there is no --visble", "oomph gpus --visible"),
         (["gpus", "--count", "many", "--free"], "'many' is not a number of GPUs", "oomph gpus"),
         (["gpus", "--count", "2"], "--count makes sense only with --free", "gpus --free --count 2"),
-        (["gpus", "--catalog", "--free"], "--catalog goes with no other", "--catalog"),
+        (["gpus", "--catalog", "--free"], "--catalog cannot be combined", "--catalog"),
         (["gpus", "--vis"], "there is no --vis", "oomph gpus --visible"),
         (["gpus", "--emulate", "8xa1000"], "no GPU 'a1000'", "a100"),
     ],
@@ -73,7 +73,7 @@ def test_a_wrong_flag_is_one_clear_error_and_exit_2(
 
 
 def test_every_verb_can_answer_in_json() -> None:
-    for verb in _VERBS:
+    for verb in _COMMANDS:
         assert "--json" in run(verb, "--help").stdout, verb
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import oomph
 from oomph.cli import main
-from oomph.running.sandbox import protection
+from oomph.sandbox.sandbox import protection
 
 pytestmark = pytest.mark.skipif(
     protection().kind != "namespaces", reason="this kernel refuses user namespaces"
@@ -98,7 +98,7 @@ def test_the_terminal_says_what_was_seen(capsys: pytest.CaptureFixture[str]) -> 
     assert "Sequential" in told
     assert "AdamW" in told
     assert "train.py:24" in told  # the loader
-    assert "train.py:29 read a value that only training would have" in told
+    assert "train.py:29 read a value that only real training would produce" in told
 
 
 def test_a_plan_keeps_the_batch_of_the_script(
@@ -159,8 +159,8 @@ def test_a_script_that_stays_on_the_cpu_is_told_so(
     ("arguments", "said"),
     [
         (["predict", "absent.py", "--gpu", "t4"], "absent.py"),
-        (["predict", "--gpu", "t4"], "not said what to train"),
-        (["predict", "train.py", "-m", "train", "--gpu", "t4"], "two things"),
+        (["predict", "--gpu", "t4"], "nothing to train was given"),
+        (["predict", "train.py", "-m", "train", "--gpu", "t4"], "both given"),
         (["predict", "train.py:model", "--gpu", "t4", "--", "--width", "8"], "takes no arguments"),
         (["predict", "-m", "absent.module", "--gpu", "t4"], "absent"),
         (["gpus", "--", "x"], "there is no -- x"),
@@ -295,10 +295,10 @@ def test_a_script_in_the_manner_of_nanogpt_is_told_its_own_arguments(
     asked = ["--gpu-memory", "2GiB", "--forbid", "checkpointing,8-bit-optimizer", "--diff"]
     assert main(["plan", "train.py", "--gpu", "v100-16gb", *asked, "--", *own]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "sdpa (the model has it already)" in told
+    assert "sdpa (the model already uses it)" in told
     assert "by hand:" not in told
-    start = told[told.index("start it with: ") :]
-    size, width, times = (int(word.partition("=")[2]) for word in start.split()[3:6])
+    start = told[told.index("start it with these arguments: ") :]
+    size, width, times = (int(word.partition("=")[2]) for word in start.split()[5:8])
     assert (size * times, width) == (128, 256)
     assert size < 64
 
@@ -328,7 +328,7 @@ def test_a_batch_that_cannot_be_another_is_planned_as_it_is(
     told = _planned(train, FIXED, capsys)
     assert {(plan["micro_batch"], plan["accumulate"]) for plan in told["plans"]} == {(48, 1)}
     why = {one["what"]: one["why"] for one in told["rejected"]}
-    assert "all is compared at 48 examples, as it is" in why["accumulation"]
+    assert "the micro-batch of 48 cannot change" in why["accumulation"]
     assert "train.py:9" in why["accumulation"]
     assert main(["plan", "train.py", "--gpu", "v100-16gb", "--batch-size", "32"]) == 2
     assert "could not be varied" in capsys.readouterr().err
@@ -341,7 +341,7 @@ def test_a_batch_of_three_that_cannot_be_another_is_planned_as_any(
     told = _planned(train, three, capsys)
     assert {(plan["micro_batch"], plan["accumulate"]) for plan in told["plans"]} == {(3, 1)}
     why = {one["what"]: one["why"] for one in told["rejected"]}
-    assert "all is compared at 3 examples, as it is" in why["accumulation"]
+    assert "the micro-batch of 3 cannot change" in why["accumulation"]
 
 
 def test_a_batch_that_is_moved_once_before_training_is_planned_in_parts(
@@ -453,7 +453,7 @@ raise RuntimeError("broken")
     assert main(["predict", "train.py", "--gpu", "t4"]) == 2
     told = capsys.readouterr().err
     assert "RuntimeError: broken" in told
-    shown = told[told.index("the last that it wrote:") :]
+    shown = told[told.index("its last output:") :]
     for line in ("epoch 0 begins", "a library in C says why", "and so does a program", "the disk"):
         assert line in shown
     assert "3/100" not in shown

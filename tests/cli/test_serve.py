@@ -83,7 +83,7 @@ def test_without_what_it_needs_it_says_what_to_install() -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert "there is no starlette and no uvicorn and no prometheus_client" in done.stderr
+    assert "missing: starlette, uvicorn, prometheus_client" in done.stderr
     assert "try: pip install 'oomph[web]'" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -92,9 +92,9 @@ def test_without_what_it_needs_it_says_what_to_install() -> None:
     ("arguments", "told"),
     [
         (["--host", "no.such.host.invalid"], "there is no address 'no.such.host.invalid'"),
-        (["--port", "70000"], "'70000' is no port"),
-        (["--port", "x"], "'x' is no port"),
-        (["--plans", "/no/such/place"], "/no/such/place is no directory"),
+        (["--port", "70000"], "'70000' is not a port"),
+        (["--port", "x"], "'x' is not a port"),
+        (["--plans", "/no/such/place"], "/no/such/place is not a directory"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], told: str) -> None:
@@ -108,7 +108,7 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], told: str) -> None
 def test_a_token_that_keeps_nobody_out_is_refused(token: str) -> None:
     done = run("--port", "0", OOMPH_TOKEN=token)
     assert done.returncode == 2
-    assert "OOMPH_TOKEN is no token that keeps anybody out" in done.stderr
+    assert "OOMPH_TOKEN is too weak to be a token" in done.stderr
 
 
 def test_it_prints_its_address_for_people(tmp_path: Path) -> None:
@@ -118,10 +118,11 @@ def test_it_prints_its_address_for_people(tmp_path: Path) -> None:
         command, env={**os.environ, **machine.env()}, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout
-        assert process.stdout.readline().startswith("http://127.0.0.1:")
-        assert process.stdout.readline() == "for this user alone; Ctrl-C ends it\n"
+        lines = process.stdout.readline(), process.stdout.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(GUARD_S) == 0
+    assert lines[0].startswith("http://127.0.0.1:")
+    assert lines[1] == "only for you; Ctrl-C stops it\n"
 
 
 def test_a_machine_without_a_driver_is_served_with_its_problem(tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ def test_a_command_that_is_stopped_and_continued_alone_ends_as_ever(bench: Bench
     halted, resumed = (e for e in bench.read().events if e.kind in ("halted", "resumed"))
     assert (halted.text, resumed.text) == ("SIGSTOP", "SIGCONT")
     assert resumed.at_s > halted.at_s  # by how much is up to when the wrapper was woken
-    assert b"of which it was halted for" in b" ".join(told.split())
+    assert b"(halted for" in b" ".join(told.split())
 
 
 # ---- what is kept --------------------------------------------------------------------------------
@@ -364,8 +364,8 @@ def test_a_disk_that_is_full_costs_the_diary_and_one_warning(bench: Bench) -> No
     command = bench.wrapped(["sh", "-c", "sleep 3; echo done; exit 5"])
     done = bench.bare([BASH, "-c", limited, "bash", *command])
     assert (done.stdout, done.returncode) == (b"done\n", 5)
-    warnings = [line for line in told(done) if line.startswith("not everything can be kept")]
-    assert warnings == ["not everything can be kept of this run: File too large"]
+    warnings = [line for line in told(done) if line.startswith("not everything")]
+    assert warnings == ["not everything of this run can be recorded: File too large"]
     # What the disk did not take is still in the report.
     assert b"exit 5" in done.stderr
 
@@ -392,9 +392,10 @@ def test_runs_are_listed_with_how_they_ended(bench: Bench) -> None:
 
 
 TELLING = """
-import time
-from oomph.running.step_log import StepLog
-log = StepLog.of_environment()
+import os, time
+from pathlib import Path
+from oomph.monitoring.step_log import StepLog
+log = StepLog(Path(os.environ["OOMPH_RUN_DIR"]))
 """
 
 
@@ -435,7 +436,7 @@ STEPPING = f"""{TELLING}
 for number in range(10_000):
     began = time.monotonic()
     time.sleep(0.05)
-    log.step(began, time.monotonic(), num_samples=8, data_wait_s=0.01)
+    log.steps([(time.monotonic(), time.monotonic() - began, 0.01, 8)])
     if number == 20:
         log.epoch_ended(1)
 """
@@ -449,20 +450,20 @@ def test_a_probe_ends_the_command_after_so_many_steps_with_exit_code_0(
     assert done.returncode == 0
     run = bench.read()
     assert sum(span.num_steps for span in run.step_spans) >= 10
-    assert [event.text.endswith("as asked") for event in run.events if event.kind == "stopped"]
+    assert [event.text.endswith("as requested") for event in run.events if event.kind == "stopped"]
     assert b"KeyboardInterrupt" in done.stderr  # the polite way came first
 
 
 def test_a_probe_of_a_time_needs_no_script_that_tells_anything(bench: Bench) -> None:
     done = bench.run(["sleep", "600"], "--time", "1s")
     assert done.returncode == 0
-    assert b"after 1 s, as asked" in done.stderr
+    assert b"after 1 s, as requested" in done.stderr
 
 
 def test_a_probe_of_steps_that_nobody_tells_is_said_at_the_end(bench: Bench) -> None:
     done = bench.run(["sh", "-c", "exit 4"], "--steps", "3")
     assert done.returncode == 4
-    assert any("told no step" in line for line in told(done))
+    assert any("reported no steps" in line for line in told(done))
 
 
 @pytest.mark.parametrize(

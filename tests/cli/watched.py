@@ -13,9 +13,9 @@ from typing import Any
 
 from nvml.machine import NvmlMachine
 
+from oomph.monitoring.diary import META
+from oomph.monitoring.diary_reader import read_run
 from oomph.records.run import Run
-from oomph.running.diary_reader import read_run
-from oomph.running.run_places import META
 
 OOMPH = (sys.executable, "-m", "oomph")
 

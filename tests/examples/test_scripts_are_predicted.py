@@ -19,16 +19,15 @@ import pytest
 from examples.commands import COMMANDS, SCRIPTS
 from examples.loops import Twin
 from examples.twins import TWINS, WITHOUT
-from oomph.predicting.assembly import assemble
+from oomph.predicting.prediction import assemble
 from oomph.records.prediction import Prediction
 from oomph.records.script import Script
 from oomph.records.trace import Trace
-from oomph.running.sandbox import protection
-from oomph.tracing.child import in_a_child
-from oomph.tracing.traces import MOST_MICRO_STEPS
-from oomph.training import apply
-from oomph.verbs.predictions import predict
-from oomph.verbs.targets import find_target
+from oomph.rehearsing.child import in_a_child
+from oomph.rehearsing.traces import MOST_MICRO_STEPS
+from oomph.sandbox.sandbox import protection
+from oomph.sensing.target import find_target
+from oomph.verbs.predict import predict
 
 pytestmark = [
     pytest.mark.slow,
@@ -106,7 +105,7 @@ def workloads() -> Mapping[str, Prediction]:
 
 
 def rehearsed(gpu: str, names: Sequence[str]) -> dict[str, Trace]:
-    from oomph.tracing.rehearse import prepare, rehearse
+    from oomph.rehearsing.rehearse import prepare, rehearse
 
     capability = find_target(gpu, None).capability
     prepare(capability)
@@ -114,7 +113,7 @@ def rehearsed(gpu: str, names: Sequence[str]) -> dict[str, Trace]:
     for name in names:
         twin = TWINS[name]
         few = min(twin.variant.accumulation, MOST_MICRO_STEPS)
-        trace = rehearse(twin.workload, replace(twin.variant, accumulation=few), capability, apply)
+        trace = rehearse(twin.workload, replace(twin.variant, accumulation=few), capability)
         found[name] = replace(trace, events=list(trace.events))  # its end comes later
     return found
 

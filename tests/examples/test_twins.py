@@ -10,9 +10,8 @@ import pytest
 from examples.commands import COMMANDS
 from examples.twins import TWINS, WITHOUT, options_of
 from oomph.records.trace import Trace
-from oomph.tracing.child import in_a_child
-from oomph.tracing.traces import MOST_MICRO_STEPS
-from oomph.training import apply
+from oomph.rehearsing.child import in_a_child
+from oomph.rehearsing.traces import MOST_MICRO_STEPS
 
 CAPABILITY = (8, 0)
 SMALL = [name for name in TWINS if name.endswith(" tiny")]
@@ -25,14 +24,14 @@ def traces() -> Mapping[str, Trace]:
 
 
 def rehearsed() -> Iterator[tuple[str, Trace]]:
-    from oomph.tracing.rehearse import prepare, rehearse
+    from oomph.rehearsing.rehearse import prepare, rehearse
 
     prepare(CAPABILITY)
     for name in SMALL:
         twin = TWINS[name]
         micro_steps = min(twin.variant.accumulation, MOST_MICRO_STEPS)
         variant = replace(twin.variant, accumulation=micro_steps)
-        trace = rehearse(twin.workload, variant, CAPABILITY, apply)
+        trace = rehearse(twin.workload, variant, CAPABILITY)
         yield name, replace(trace, events=list(trace.events))  # its end comes later
 
 

@@ -19,9 +19,9 @@ from typing import Any
 from explaining.kept import keep
 from explaining.runs import TOTAL_BYTES, event, gpu, peak, run_of
 from oomph.explaining.diagnose import diagnose
+from oomph.monitoring.diary_reader import read_run
 from oomph.records.report import Report
 from oomph.records.run import Ending, Event, GpuSpan, HostSpan, Run, StepSpan
-from oomph.running.diary_reader import read_run
 from oomph.units import GIB, MIB
 
 Figure = float | Callable[[float], float]

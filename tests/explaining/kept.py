@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from oomph.monitoring.diary import Diary, RunStart, this_host
 from oomph.records.run import Run
 from oomph.records.stored import SCHEMA, to_jsonable
-from oomph.running.diary import Diary, RunStart, this_host
 
 
 def keep(run: Run, runs: Path) -> Path:

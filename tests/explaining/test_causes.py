@@ -43,7 +43,7 @@ def test_a_known_cause_leads_and_nothing_wrong_is_said_beside_it(cause: Cause) -
 
 # ---- no report denies itself -----------------------------------------------------------------
 
-# Written by hand from what readers stumbled over, and not from the table in agreement.py: the
+# Written by hand from what readers stumbled over, and not from the table in findings.py: the
 # first is not said beside any of the others, by kind or by words.
 DENIES: Sequence[tuple[str, tuple[str, ...]]] = (
     (

@@ -9,12 +9,9 @@ import pytest
 
 from explaining.runs import event, gpu, host, peak, run_of, span, spans, steps
 from oomph.explaining.diagnose import diagnose
-from oomph.explaining.figures import gpu_figures, phases_of, step_figures
-from oomph.explaining.gaps import are_rare
-from oomph.explaining.weighing import spread
-from oomph.records.halts import Halt
+from oomph.explaining.figures import are_rare, gpu_figures, phases_of, spread, step_figures
 from oomph.records.report import Gap
-from oomph.records.run import StepSpan
+from oomph.records.run import Halt, StepSpan
 from oomph.units import GIB
 
 

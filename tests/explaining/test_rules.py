@@ -41,7 +41,7 @@ def test_too_few_samples_give_no_verdict() -> None:
 
 
 def test_where_nobody_could_read_it_that_is_the_reason() -> None:
-    assert "nobody could read" in the(run_of(spans((60, None))), "too-short").evidence[0]
+    assert "could not be read" in the(run_of(spans((60, None))), "too-short").evidence[0]
 
 
 def test_a_long_span_counts_as_its_seconds() -> None:

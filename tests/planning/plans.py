@@ -11,10 +11,10 @@ from typing import Any, Literal
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from oomph.planning.planned import Planned
-from oomph.records.contradictions import contradiction_in
+from oomph.exporting.planned import Planned
 from oomph.records.prediction import Moment, Prediction
 from oomph.records.workload import OPTIMIZERS, Adapters, Precision, Sharding, Variant
+from oomph.tricks.trick import contradiction_in
 
 # A busy machine is no failure: neither an example nor its making has a time limit.
 whatever_it_takes = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -50,6 +50,8 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(inner)
     if origin is tuple and inner[-1] is Ellipsis:
         return st.lists(any_of(inner[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(any_of, inner))
     if origin is Mapping:
         return st.dictionaries(any_of(inner[0]), any_of(inner[1]), max_size=3)
     return st.none() if kind is types.NoneType else _PLAIN[kind]
@@ -80,7 +82,7 @@ def _variants(draw: st.DrawFn) -> Variant:
 
 
 def variants() -> st.SearchStrategy[Variant]:
-    """Ways that can be trained in."""
+    """Combinations that can be trained in."""
     return _variants().filter(lambda v: contradiction_in(v, clips_gradients=False) is None)
 
 

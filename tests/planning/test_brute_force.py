@@ -8,19 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomph.planning.choices import Choices, Question, choices_for, variants
-from oomph.planning.planner import Known, search, stability_of
-from oomph.planning.search import (
+from oomph.planning.choices import Choices, choices_for, variants
+from oomph.planning.ranking import (
     NEAR_RATIO,
     STABILITIES,
     WORTH_MEMORY_RATIO,
     WORTH_TIME_RATIO,
     Checked,
+    search,
+    stability_of,
 )
-from oomph.planning.tricks import NAMES, levers_of
-from oomph.predicting.ways import Ways
+from oomph.predicting.combinations import Combinations
 from oomph.records.plan import Preference
+from oomph.records.prediction import Verdict
 from oomph.records.workload import Variant
+from oomph.tricks.definition import Request
+from oomph.tricks.trick import NAMES, tricks_on
 from planning.plans import whatever_it_takes
 from planning.recorded import CAPABILITY, MODELS, all_ways, checkpointings
 from planning.test_choices import BERT
@@ -48,8 +51,8 @@ class Tried:
 
     @property
     def mildness(self) -> tuple[int, int]:
-        levers = levers_of(self.variant)
-        return STABILITIES.index(stability_of(levers)), len(levers)
+        tricks = tricks_on(self.variant)
+        return STABILITIES.index(stability_of(tricks)), len(tricks)
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +62,23 @@ def tried() -> dict[str, list[Tried]]:
 
 
 def _choices(model: str) -> Choices:
-    question = Question(
+    request = Request(
         batch_size=BATCH_SIZE,
         capability=CAPABILITY,
         possible=BERT,
         clips_gradients=False,
         forbid=FORBIDDEN,
     )
-    found = choices_for(question, checkpointings(model)[1:])
+    found = choices_for(request, checkpointings(model)[1:])
     return replace(found, least_micro_batch=2)
 
 
-def _tried(model: str, ways: Ways) -> list[Tried]:
+def _tried(model: str, ways: Combinations) -> list[Tried]:
     found = []
     for variant in variants(_choices(model)):
         seconds = ways.seconds(variant)
         assert seconds is not None
-        reserved = ways.replayed(variant, None).peak_reserved_bytes
+        reserved = ways.reserved_bytes(variant)
         found.append(Tried(variant, seconds, reserved))
     return found
 
@@ -98,6 +101,35 @@ def _best(every: list[Tried], budget: int, prefer: Preference) -> Tried | None:
     return None
 
 
+@dataclass(frozen=True)
+class Budgeted:
+    """The ways of a model, on a device of so many bytes."""
+
+    ways: Combinations
+    sizes: dict[Variant, int]
+    budget: int
+
+    def knows(self, variant: Variant) -> bool:
+        return self.ways.knows(variant)
+
+    def seconds(self, variant: Variant) -> float | None:
+        return self.ways.seconds(variant)
+
+    def host_bytes(self, _: Variant) -> int:
+        return 0
+
+    def least_bytes(self, variant: Variant) -> int:
+        return self.ways.least_bytes(variant)
+
+    def reserved_bytes(self, variant: Variant) -> int:
+        return self.sizes[variant]
+
+    def check(self, variant: Variant) -> Checked:
+        size, sure = self.sizes[variant], self.budget - int(self.budget * TIGHT_RATIO)
+        fits: Verdict = "yes" if size <= sure else "uncertain" if size <= self.budget else "no"
+        return Checked(device_bytes=size, fits=fits)
+
+
 @whatever_it_takes
 @given(
     model=st.sampled_from(MODELS),
@@ -113,16 +145,7 @@ def test_the_best_plan_is_the_best_of_all(
     budget = int(min(sizes) * 0.95 + share * (max(sizes) - min(sizes) * 0.95))
     by_variant = {one.variant: one.reserved_bytes for one in every}
 
-    def check(variant: Variant) -> Checked:
-        size = by_variant[variant]
-        sure = budget - int(budget * TIGHT_RATIO)
-        fits = "yes" if size <= sure else "uncertain" if size <= budget else "no"
-        return Checked(device_bytes=size, fits=fits)  # type: ignore[arg-type] # one of them
-
-    known = Known(
-        is_known=ways.knows, least_bytes=ways.least_bytes, seconds=ways.seconds, check=check
-    )
-    found = search(_choices(model), known, budget, prefer)
+    found = search(_choices(model), Budgeted(ways, by_variant, budget), budget, prefer)
     assert found.num_candidates == len(every)
     expected = _best(every, budget, prefer)
     if expected is None:

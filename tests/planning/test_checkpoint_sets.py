@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomph.planning.checkpoint_sets import blocks_that_free, in_order
+from oomph.planning.ranking import blocks_that_free, in_order
 
 
 def test_the_block_that_frees_most_for_its_time_is_first() -> None:

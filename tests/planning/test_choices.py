@@ -11,23 +11,19 @@ from hypothesis import strategies as st
 
 from oomph.errors import UsageError
 from oomph.planning.choices import (
-    Question,
     check_names,
     choices_for,
     micro_batches,
     variants,
 )
-from oomph.planning.tricks import BATCH_SIZE, NAMES, NEED_CONSENT, levers_of
-from oomph.records.contradictions import contradiction_in
-from oomph.records.possible import Possible
+from oomph.records.workload import Possible
+from oomph.tricks.definition import Request
+from oomph.tricks.trick import BATCH_SIZE, NAMES, NEED_CONSENT, contradiction_in, tricks_on
 from planning.plans import whatever_it_takes
 
 BERT = Possible(
     block_names=("layer.0", "layer.1"),
     attention_is="eager",
-    has_causal_head=True,
-    why_no_chunks=None,
-    num_adaptable=12,
     optimizer_class="torch.optim.adamw.AdamW",
     batch_norm_names=(),
     has_dropout=True,
@@ -42,9 +38,9 @@ possibles = st.builds(
     st.just(BERT),
     block_names=st.sampled_from([(), ("layer.0", "layer.1")]),
     attention_is=st.sampled_from(["eager", "sdpa", "none", "unknown"]),
-    has_causal_head=st.booleans(),
-    why_no_chunks=st.just("it is no language model"),
-    num_adaptable=st.sampled_from([0, 12]),
+    impossible=st.dictionaries(
+        st.sampled_from(["chunked-loss", "lora", "qlora"]), st.just("it is no language model")
+    ),
     optimizer_class=st.sampled_from(
         ["torch.optim.adamw.AdamW", "torch.optim.sgd.SGD", "bitsandbytes.optim.AdamW8bit"]
     ),
@@ -53,10 +49,10 @@ possibles = st.builds(
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> Question:
+def requests(draw: st.DrawFn) -> Request:
     allow = draw(st.sets(st.sampled_from(NAMES), max_size=4))
     forbid = draw(st.sets(st.sampled_from(NAMES), max_size=6))
-    return Question(
+    return Request(
         batch_size=draw(st.integers(1, 96)),
         capability=draw(st.sampled_from([(7, 0), (7, 5), (8, 0), (9, 0)])),
         possible=draw(possibles),
@@ -68,51 +64,51 @@ def questions(draw: st.DrawFn) -> Question:
 
 
 @whatever_it_takes
-@given(questions())
-def test_every_way_keeps_the_batch_and_what_was_agreed(question: Question) -> None:
-    found = list(variants(choices_for(question, ("selective", "blocks"))))
+@given(requests())
+def test_every_way_keeps_the_batch_and_what_was_agreed(request: Request) -> None:
+    found = list(variants(choices_for(request, ("selective", "blocks"))))
     assert found
     assert len(set(found)) == len(found)
-    may_change = {name for name in NEED_CONSENT if name in question.allow}
-    if question.possible.batch_norm_names:
-        may_split = {name for name in SPLITTING if name in question.allow}
+    may_change = {name for name in NEED_CONSENT if name in request.allow}
+    if request.possible.batch_norm_names:
+        may_split = {name for name in SPLITTING if name in request.allow}
     else:
         may_split = set(SPLITTING)
     for variant in found:
-        names = {lever.name for lever in levers_of(variant)}
-        assert not names & question.forbid
+        names = {trick.name for trick in tricks_on(variant)}
+        assert not names & request.forbid
         assert names & {*NEED_CONSENT} <= may_change
         assert names & {*SPLITTING} <= may_split
-        assert variant.num_gpus <= question.max_gpus
-        assert contradiction_in(variant, clips_gradients=question.clips_gradients) is None
-        if variant.batch_size != question.batch_size:
-            assert BATCH_SIZE in question.allow
-            assert question.batch_size % variant.batch_size == 0
-        if question.capability < (8, 0):
+        assert variant.num_gpus <= request.max_gpus
+        assert contradiction_in(variant, clips_gradients=request.clips_gradients) is None
+        if variant.batch_size != request.batch_size:
+            assert BATCH_SIZE in request.allow
+            assert request.batch_size % variant.batch_size == 0
+        if request.capability < (8, 0):
             assert variant.precision in ("fp32", "fp16")
-        if not question.possible.block_names:
+        if not request.possible.block_names:
             assert variant.checkpointing == "none"
 
 
 @whatever_it_takes
-@given(questions())
-def test_what_is_left_out_is_told_with_its_reason(question: Question) -> None:
-    choices = choices_for(question, ("selective", "blocks"))
+@given(requests())
+def test_what_is_left_out_is_told_with_its_reason(request: Request) -> None:
+    choices = choices_for(request, ("selective", "blocks"))
     told = {one.what: one.why for one in choices.rejected}
-    used = {lever.name for variant in variants(choices) for lever in levers_of(variant)}
+    used = {trick.name for variant in variants(choices) for trick in tricks_on(variant)}
     assert all(told.values())
     assert not used & told.keys()
-    for name in question.forbid:
+    for name in request.forbid:
         assert name in told
 
 
-def plain(**changes: Any) -> Question:
+def plain(**changes: Any) -> Request:
     given = {"batch_size": 64, "capability": (8, 0), "possible": BERT, "clips_gradients": False}
-    return Question(**{**given, **changes})
+    return Request(**{**given, **changes})
 
 
-def left_out(question: Question) -> dict[str, str]:
-    return {one.what: one.why for one in choices_for(question, ("blocks",)).rejected}
+def left_out(request: Request) -> dict[str, str]:
+    return {one.what: one.why for one in choices_for(request, ("blocks",)).rejected}
 
 
 def test_what_a_check_found_to_change_training_needs_consent() -> None:
@@ -160,20 +156,20 @@ def test_hybrid_is_looked_at_where_gpus_make_several_equal_groups() -> None:
     assert "hybrid" not in left_out(plain(max_gpus=4))
     assert numbers_of("hybrid", max_gpus=2) == set()
     assert left_out(plain(max_gpus=2))["hybrid"] == (
-        "2 GPUs make no equal groups of several: use fsdp"
+        "2 GPUs cannot form several equal groups: use fsdp"
     )
-    assert left_out(plain())["hybrid"] == "one GPU: --max-gpus"
+    assert left_out(plain())["hybrid"] == "only one GPU is allowed: --max-gpus"
 
 
 def test_a_batch_that_the_gpus_cannot_share_is_shared_by_fewer_and_said() -> None:
     assert numbers_of("ddp", max_gpus=3) == {2}
-    assert "batch of 64 cannot be shared" in left_out(plain(max_gpus=3))["more than 2 GPUs"]
+    assert "batch of 64 cannot be divided" in left_out(plain(max_gpus=3))["more than 2 GPUs"]
     assert numbers_of("ddp", max_gpus=8, batch_size=15) == {5}
     assert numbers_of("ddp", max_gpus=8, batch_size=60) == {2, 4, 6}
     assert numbers_of("ddp", max_gpus=4, batch_size=7) == set()
     why = left_out(plain(max_gpus=4, batch_size=7))
     for name in ("ddp", "fsdp", "hybrid"):
-        assert why[name] == "a batch of 7 cannot be shared equally among up to 4 GPUs"
+        assert why[name] == "a batch of 7 cannot be divided equally among up to 4 GPUs"
 
 
 def test_several_gpus_have_the_ways_of_one_but_for_the_offload_that_fsdp_has_of_its_own() -> None:
@@ -245,12 +241,12 @@ def test_a_name_that_is_no_trick_is_refused_with_those_that_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer_class", "lever"),
+    ("optimizer_class", "trick"),
     [("torch.optim.sgd.SGD", "sgd"), ("torch.optim._adafactor.Adafactor", "adafactor")],
 )
-def test_an_optimizer_is_not_exchanged_for_itself(optimizer_class: str, lever: str) -> None:
+def test_an_optimizer_is_not_exchanged_for_itself(optimizer_class: str, trick: str) -> None:
     of = replace(BERT, optimizer_class=optimizer_class)
-    question = plain(possible=of, allow=frozenset({"sgd", "adafactor"}))
-    found = choices_for(question, ("blocks",))
-    assert lever not in found.optimizers
-    assert {one.what: one.why for one in found.rejected}[lever] == "the optimizer is that already"
+    request = plain(possible=of, allow=frozenset({"sgd", "adafactor"}))
+    found = choices_for(request, ("blocks",))
+    assert trick not in found.settings["optimizer"]
+    assert {one.what: one.why for one in found.rejected}[trick] == "the optimizer already is one"

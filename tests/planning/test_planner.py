@@ -5,28 +5,33 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oomph.errors import UsageError
-from oomph.planning.choices import Choices, Question, choices_for, variants
-from oomph.planning.planner import (
+from oomph.planning.choices import Choices, choices_for, variants
+from oomph.planning.ranking import (
+    NEAR_RATIO,
+    STABILITIES,
+    Candidate,
+    Checked,
     Found,
-    Known,
+    find_front,
     num_changes,
-    num_inexact,
     search,
+    stabilities_in,
     stability_of,
     varied,
 )
-from oomph.planning.search import NEAR_RATIO, STABILITIES, Candidate, Checked, find_front
-from oomph.planning.tricks import BATCH_SIZE, levers_of
 from oomph.records.plan import Preference
 from oomph.records.workload import Variant
+from oomph.tricks.definition import Request
+from oomph.tricks.trick import BATCH_SIZE, tricks_on
 from planning.plans import whatever_it_takes
-from planning.test_choices import BERT, plain, questions
+from planning.test_choices import BERT, plain, requests
 
 PREFERENCES: tuple[Preference, ...] = ("balance", "time", "memory", "resources")
 MOST = 4
@@ -47,14 +52,17 @@ class World:
     def device_bytes(self, variant: Variant) -> int:
         return 20 + self._drawn(variant, "bytes", 80)
 
-    def known(self) -> Known:
-        return Known(
-            is_known=lambda variant: self._drawn(variant, "known", 20) > 0,
-            least_bytes=lambda variant: self.device_bytes(variant) - self._drawn(variant, "gap", 9),
-            seconds=self.seconds,
-            check=self.check,
-            host_bytes=lambda variant: 7 * variant.offload_optimizer,
-        )
+    def knows(self, variant: Variant) -> bool:
+        return self._drawn(variant, "known", 20) > 0
+
+    def least_bytes(self, variant: Variant) -> int:
+        return self.device_bytes(variant) - self._drawn(variant, "gap", 9)
+
+    def reserved_bytes(self, variant: Variant) -> int:
+        return self.device_bytes(variant)
+
+    def host_bytes(self, variant: Variant) -> int:
+        return 7 * variant.offload_optimizer
 
     def seconds(self, variant: Variant) -> float | None:
         is_timed = self.has_times or variant.num_gpus == 1
@@ -68,34 +76,39 @@ class World:
         return Checked(device_bytes=device, fits="uncertain" if is_tight else "yes")
 
 
+def limited(choices: Choices, **settings: tuple[Any, ...]) -> Choices:
+    """The same choices, with these values of some settings."""
+    return replace(choices, settings={**choices.settings, **settings})
+
+
 worlds = st.builds(World, seed=st.integers(), limit_bytes=st.integers(10, 110))
 # Few enough combinations that every one can be tried.
-SMALL = replace(
+SMALL = limited(
     choices_for(plain(batch_size=8, max_gpus=4), ("blocks",)),
-    precisions=("fp32", "bf16"),
-    optimizers=("as-is", "8-bit"),
-    attentions=("as-is",),
-    losses=("as-is",),
-    in_backward=(False,),
+    precision=("fp32", "bf16"),
+    optimizer=("as-is", "8-bit"),
+    attention=("as-is",),
+    loss=("as-is",),
+    optimizer_in_backward=(False,),
     offload_activations=(False,),
-    expandable=(False,),
+    expandable_segments=(False,),
 )
 
 
 def found_in(world: World, prefer: Preference, choices: Choices = SMALL) -> Found:
-    return search(choices, world.known(), world.limit_bytes, prefer, MOST)
+    return search(choices, world, world.limit_bytes, prefer, MOST)
 
 
 def axes(variant: Variant, world: World) -> tuple[float, ...]:
     """The time, the memory, and what else a plan may cost; the less the better."""
-    levers, seconds = levers_of(variant), world.seconds(variant)
+    tricks, seconds = tricks_on(variant), world.seconds(variant)
     return (
         inf if seconds is None else seconds * 8 / variant.batch_size,
         world.device_bytes(variant),
-        STABILITIES.index("changes" if variant.batch_size != 8 else stability_of(levers)),
+        STABILITIES.index("changes" if variant.batch_size != 8 else stability_of(tricks)),
         variant.num_gpus,
-        world.known().host_bytes(variant),
-        len(levers),
+        world.host_bytes(variant),
+        len(tricks),
     )
 
 
@@ -105,7 +118,7 @@ def test_nothing_that_fits_is_faster_and_smaller_than_the_best_at_no_other_cost(
     world: World, prefer: Preference
 ) -> None:
     found = found_in(world, prefer)
-    known = [one for one in variants(SMALL) if world.known().is_known(one)]
+    known = [one for one in variants(SMALL) if world.knows(one)]
     accepted = ("yes",) if found.is_certain else ("yes", "uncertain")
     fitting = [one for one in known if world.check(one).fits in accepted]
     assert (found.best is None) == (not fitting)
@@ -130,7 +143,7 @@ def test_what_is_shown_beside_the_best_is_on_the_front(world: World, prefer: Pre
         assert world.check(shown).fits == "yes"
         its = axes(shown, world)[:5]
         for other in variants(SMALL):
-            if world.known().is_known(other) and world.check(other).fits == "yes":
+            if world.knows(other) and world.check(other).fits == "yes":
                 mine = axes(other, world)[:5]
                 is_no_dearer = all(a <= b for a, b in zip(mine[2:], its[2:], strict=True))
                 beats = is_no_dearer and mine[0] < its[0] and mine[1] < its[1]
@@ -138,11 +151,11 @@ def test_what_is_shown_beside_the_best_is_on_the_front(world: World, prefer: Pre
 
 
 @whatever_it_takes
-@given(worlds, questions(), st.sampled_from(PREFERENCES))
+@given(worlds, requests(), st.sampled_from(PREFERENCES))
 def test_every_plan_that_is_shown_keeps_the_batch_unless_another_was_allowed(
-    world: World, question: Question, prefer: Preference
+    world: World, request: Request, prefer: Preference
 ) -> None:
-    asked = replace(question, batch_size=question.batch_size % 24 + 1)
+    asked = replace(request, batch_size=request.batch_size % 24 + 1)
     choices = choices_for(asked, ("blocks",))
     try:
         found = found_in(world, prefer, choices)
@@ -154,15 +167,15 @@ def test_every_plan_that_is_shown_keeps_the_batch_unless_another_was_allowed(
 
 # ---- the recommended plan against its own table ------------------------------------------------
 
-ALLOWED = replace(
+ALLOWED = limited(
     choices_for(
         plain(batch_size=8, allow=frozenset({"lora", "sgd", "pure-bf16", BATCH_SIZE})), ("blocks",)
     ),
-    precisions=("fp32", "bf16", "pure-bf16"),
-    optimizers=("as-is", "fused", "sgd"),
-    attentions=("as-is",),
-    losses=("as-is", "chunked"),
-    in_backward=(False,),
+    precision=("fp32", "bf16", "pure-bf16"),
+    optimizer=("as-is", "fused", "sgd"),
+    attention=("as-is",),
+    loss=("as-is", "chunked"),
+    optimizer_in_backward=(False,),
     offload_activations=(False,),
 )
 
@@ -173,11 +186,12 @@ def test_no_row_of_the_table_is_better_than_the_recommended_plan_at_no_cost(
     world: World, prefer: Preference, choices: Choices
 ) -> None:
     found = found_in(world, prefer, choices)
-    if found.best is None or not levers_of(found.best):  # nothing to do is worth something
+    if found.best is None or not tricks_on(found.best):  # nothing to do is worth something
         return
 
     def all_axes(one: Variant) -> tuple[float, ...]:
-        return (*axes(one, world)[:5], num_changes(one, choices), num_inexact(one, choices))
+        kept = stabilities_in(one, choices)
+        return (*axes(one, world)[:5], kept.count("changes"), len(kept) - kept.count("same"))
 
     best = all_axes(found.best)
     for shown in found.shown[1:]:
@@ -193,7 +207,7 @@ def test_what_was_allowed_is_recommended_only_where_it_is_needed(
     found = found_in(world, prefer, ALLOWED)
     if found.best is None:
         return
-    known = [one for one in variants(ALLOWED) if world.known().is_known(one)]
+    known = [one for one in variants(ALLOWED) if world.knows(one)]
     accepted = ("yes",) if found.is_certain else ("yes", "uncertain")
     fitting = [one for one in known if world.check(one).fits in accepted]
     fewest = min(num_changes(one, ALLOWED) for one in fitting)
@@ -201,16 +215,24 @@ def test_what_was_allowed_is_recommended_only_where_it_is_needed(
 
 
 def test_a_batch_that_fits_is_not_made_smaller_for_a_little_time() -> None:
-    choices = replace(
-        ALLOWED, precisions=("fp32",), optimizers=("as-is",), losses=("as-is",), adapters=("none",)
+    choices = limited(
+        ALLOWED, precision=("fp32",), optimizer=("as-is",), loss=("as-is",), adapters=("none",)
     )
-    known = Known(
-        is_known=lambda _: True,
-        least_bytes=lambda _: 50,
-        seconds=lambda one: one.accumulation * (1.0 if one.batch_size == 8 else 0.4),
-        check=lambda _: Checked(device_bytes=50, fits="yes"),
-    )
-    found = search(choices, known, 100)
+
+    class Alike(World):
+        def knows(self, _: Variant) -> bool:
+            return True
+
+        def least_bytes(self, _: Variant) -> int:
+            return 50
+
+        def seconds(self, variant: Variant) -> float:
+            return variant.accumulation * (1.0 if variant.batch_size == 8 else 0.4)
+
+        def check(self, _: Variant) -> Checked:
+            return Checked(device_bytes=50, fits="yes")
+
+    found = search(choices, Alike(0, 100), 100)
     assert found.best == Variant(micro_batch=8)
     assert any(one.batch_size < 8 for one in found.shown)  # it is an offer
 
@@ -226,8 +248,8 @@ def test_no_more_are_shown_than_asked_for_and_the_best_is_one_of_them(
     candidates = [
         Candidate(
             variant=one,
-            stability=stability_of(levers_of(one)),
-            num_tricks=len(levers_of(one)),
+            stability=stability_of(tricks_on(one)),
+            num_tricks=len(tricks_on(one)),
             step_s=world.seconds(one) or 0.0,
             least_bytes=world.device_bytes(one),
         )
@@ -252,7 +274,7 @@ def test_what_is_much_faster_than_the_best_is_shown_beside_it(
         return
     shown_s = min(world.seconds(one) or 0.0 for one in found.shown)
     for one in variants(SMALL):
-        if world.known().is_known(one) and world.check(one).fits == "yes":
+        if world.knows(one) and world.check(one).fits == "yes":
             seconds = world.seconds(one) or 0.0
             assert shown_s <= seconds * (1 + NEAR_RATIO) + 1e-9, one
 
@@ -266,7 +288,7 @@ def test_a_time_that_nobody_knows_is_never_the_fastest(world: World) -> None:
     untimed = replace(world, has_times=False)  # on several GPUs
     found = found_in(untimed, "time")
     alone = [one for one in variants(SMALL) if one.num_gpus == 1]
-    timed = [one for one in alone if untimed.known().is_known(one)]
+    timed = [one for one in alone if untimed.knows(one)]
     assert 0 < found.fastest_s == min((untimed.seconds(one) or inf) for one in timed)
     if any(untimed.check(one).fits == "yes" for one in timed):
         assert found.best is not None
@@ -276,14 +298,17 @@ def test_a_time_that_nobody_knows_is_never_the_fastest(world: World) -> None:
 
 
 def test_where_nothing_is_known_one_clear_error_says_why() -> None:
-    nothing = replace(World(0, 100).known(), is_known=lambda _: False)
-    with pytest.raises(UsageError, match="no way to train can be compared"):
-        search(SMALL, nothing, 100)
+    class Unknown(World):
+        def knows(self, _: Variant) -> bool:
+            return False
+
+    with pytest.raises(UsageError, match="no two variants to compare"):
+        search(SMALL, Unknown(0, 100), 100)
 
 
 def test_batch_norm_makes_every_way_to_split_the_batch_a_change() -> None:
     model = replace(BERT, batch_norm_names=("stem.norm",))
     splitting = frozenset({"accumulation", "ddp", "fsdp", "hybrid"})
-    question = plain(batch_size=8, max_gpus=4, possible=model, allow=splitting)
-    found = found_in(World(0, 110), "balance", choices_for(question, ()))
-    assert found.changing == splitting
+    request = plain(batch_size=8, max_gpus=4, possible=model, allow=splitting)
+    found = found_in(World(0, 110), "balance", choices_for(request, ()))
+    assert found.choices.changing == splitting

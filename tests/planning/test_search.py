@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomph.planning.search import (
+from oomph.planning.ranking import (
     NEAR_RATIO,
     STABILITIES,
     WORTH_MEMORY_RATIO,
@@ -16,6 +16,8 @@ from oomph.planning.search import (
     Checked,
     find_best,
     find_front,
+    unbeaten,
+    varied,
 )
 from oomph.records.plan import Preference
 from oomph.records.workload import Variant
@@ -146,3 +148,53 @@ def test_what_cannot_fit_is_not_replayed() -> None:
 
     assert find_best([too_large], check, 99) is None
     assert find_front([too_large], check, 99) == []
+
+
+# ---- the constants of judgement: half or double of any is seen -----------------------------------
+
+
+def candidate(step_s: float, least_bytes: int = 100, *, num_tricks: int = 1) -> Candidate:
+    return Candidate(
+        variant=Variant(micro_batch=8),
+        stability="same",
+        num_tricks=num_tricks,
+        step_s=step_s,
+        least_bytes=least_bytes,
+    )
+
+
+def fits(one: Candidate) -> Checked:
+    return Checked(device_bytes=one.least_bytes, fits="yes")
+
+
+def test_a_plan_with_fewer_tricks_may_be_a_twentieth_slower() -> None:
+    fastest, mild, slow = candidate(1.0, num_tricks=2), candidate(1.04), candidate(1.06)
+    assert find_best([fastest, mild], fits, 200) is mild
+    assert find_best([fastest, slow], fits, 200) is fastest
+
+
+def test_a_plan_that_saves_less_than_a_tenth_of_the_memory_gets_no_line() -> None:
+    fastest = candidate(1.0, 100)
+    for device_bytes, num_shown in ((93, 1), (88, 2)):
+        front = find_front([fastest, candidate(1.1, device_bytes)], fits, 200)
+        assert len(front) == num_shown
+
+
+def test_only_a_clearly_faster_plan_replaces_the_best() -> None:
+    best = candidate(1.0, 100)
+    for step_s, is_replaced in ((0.98, False), (0.96, True)):
+        faster = candidate(step_s, 100, num_tricks=2)
+        assert (unbeaten(best, 100, [(faster, fits(faster))])[0] is faster) == is_replaced
+
+
+def test_shown_plans_differ_by_a_seventh_of_the_memory() -> None:
+    every = [candidate(1 + size / 10, 100 - size) for size in (0, 10, 16, 20)]
+    shown = varied([(one, fits(one)) for one in every], every[0], 5)
+    # also the smallest of all
+    assert [one.least_bytes for one in shown] == [100, 84, 80]
+
+
+def test_a_table_of_plans_has_five_rows() -> None:
+    every = [candidate(1 + place / 10, 1000 >> place) for place in range(8)]
+    shown = varied([(one, fits(one)) for one in every], every[0])
+    assert [one.least_bytes for one in shown] == [1000, 500, 250, 125, 7]  # and the smallest

@@ -8,7 +8,7 @@ import torch
 
 from oomph.records.trace import Trace
 from oomph.records.workload import Precision, Variant, Workload
-from oomph.tracing.child import in_a_child
+from oomph.rehearsing.child import in_a_child
 
 CAPABILITY = (8, 0)
 
@@ -51,12 +51,11 @@ def all_traced() -> dict[tuple[str, Variant], Trace]:
     """Every optimizer in every way, from one child."""
 
     def work() -> dict[tuple[str, Variant], Trace]:
-        from oomph.tracing.rehearse import prepare, rehearse
-        from oomph.training import apply
+        from oomph.rehearsing.rehearse import prepare, rehearse
 
         prepare(CAPABILITY)
         return {
-            (optimizer, variant): rehearse(workload(optimizer), variant, CAPABILITY, apply)
+            (optimizer, variant): rehearse(workload(optimizer), variant, CAPABILITY)
             for optimizer in OPTIMIZERS
             for variant in ways()
         }

@@ -6,8 +6,7 @@ from typing import Any
 
 from oomph.predicting.allocator import CachingAllocator, OutOfMemory
 from oomph.predicting.allocator_settings import AllocatorSettings
-from oomph.predicting.device import PAGE_BYTES, UNLIMITED_BYTES, SimulatedDevice
-from oomph.predicting.segments import Block
+from oomph.predicting.segments import PAGE_BYTES, UNLIMITED_BYTES, Block, SimulatedDevice
 
 _STATES = {"live": "active_allocated", "pending": "active_pending_free", "free": "inactive"}
 

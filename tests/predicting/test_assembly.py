@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomph.predicting.assembly import Card, assemble, doubt_on, room_for_figures
 from oomph.predicting.overhead import NOTHING, Interval, exactly
+from oomph.predicting.prediction import Card, assemble, doubt_on, room_for_figures
 from oomph.predicting.speed import StepTime
 from oomph.records.prediction import Prediction
 from oomph.records.trace import Convolution, Phase, Trace
@@ -181,8 +181,6 @@ def test_all_gpus_together_make_the_samples_of_a_second() -> None:
         step_s=0.5,
         gpu_busy_s=0.5,
         host_s=0.1,
-        by_phase={},
-        flops=1,
         bound_by="arithmetic",
         low_s=0.4,
         high_s=0.6,

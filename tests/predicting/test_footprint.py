@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from oomph.predicting.combinations import NotSpliceable, with_step_of, without_accumulation
 from oomph.predicting.footprint import Footprint, Kernel, footprint_of
-from oomph.predicting.footprint_changes import NotSpliceable, with_step_of, without_accumulation
 from oomph.predicting.scaling import affine
 from oomph.predicting.timeline import find_peak
 from oomph.records.trace import Trace
@@ -63,8 +63,8 @@ def test_the_step_of_another_optimizer_is_as_if_traced_so(
     whole = footprint(optimizer, variant)
     for micro_batch in (2, 5):
         assert spliced.live_bytes(micro_batch) == whole.live_bytes(micro_batch)
-        sizes, events, _ = spliced.requests(micro_batch)
-        expected, expected_events, _ = whole.requests(micro_batch)
+        sizes, events, *_ = spliced.requests(micro_batch)
+        expected, expected_events, *_ = whole.requests(micro_batch)
         requested = [sizes[event - 1] for event in events if event > 0]
         assert requested == [expected[event - 1] for event in expected_events if event > 0]
     assert ops_of(spliced) == ops_of(whole)

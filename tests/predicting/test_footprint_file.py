@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from oomph.predicting.footprint import OF_ALLOCATIONS, OF_EVENTS
-from oomph.predicting.footprint_file import from_bytes, to_bytes
+from oomph.predicting.footprint import OF_ALLOCATIONS, OF_EVENTS, from_bytes, to_bytes
 from predicting.test_footprint import MANY, footprint
 
 

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from oomph.predicting.allocator_settings import AllocatorSettings
-from oomph.predicting.footprint import Footprint
-from oomph.predicting.footprint_replays import FootprintReplays
-from oomph.predicting.footprint_trace import trace_at
-from oomph.predicting.kept_outputs import with_outputs_kept
-from oomph.predicting.workspace_replays import replay_trace
+from oomph.predicting.demand import replay_trace
+from oomph.predicting.footprint import Footprint, trace_at
+from oomph.predicting.replay import Replayed, replay_requests, with_outputs_kept
 from oomph.records.trace import Trace
 from oomph.records.workload import Variant
 from oomph.units import MIB
@@ -27,8 +25,11 @@ def trace_of(columns: Footprint) -> Trace:
     return trace_at(columns, MICRO_BATCH, torch_version="2.13.0", compute_capability=CAPABILITY)
 
 
-def without_outputs(columns: Footprint) -> Footprint:
-    return replace(columns, is_output=np.zeros_like(columns.is_output))
+def replayed(
+    columns: Footprint, settings: AllocatorSettings, limit: int | None, *, keeps_outputs: bool
+) -> Replayed:
+    requests = columns.requests(MICRO_BATCH, keeps_outputs=keeps_outputs)
+    return replay_requests(requests, settings, limit)
 
 
 @pytest.mark.parametrize("expandable", [False, True])
@@ -36,7 +37,6 @@ def without_outputs(columns: Footprint) -> Footprint:
 def test_under_any_limit_they_are_those_of_the_trace(variant: Variant, expandable: bool) -> None:
     columns = footprint("adamw", variant)
     settings = AllocatorSettings(expandable_segments=expandable)
-    found = FootprintReplays(columns, MICRO_BATCH, settings)
     trace = trace_of(columns)
     kept = with_outputs_kept(trace)
     assert kept.events != trace.events
@@ -44,17 +44,18 @@ def test_under_any_limit_they_are_those_of_the_trace(variant: Variant, expandabl
     limits = (None, *(reserved * share // 16 for share in range(8, 20)))
     ends = set()
     for limit in limits:
-        assert found.under(limit) == replay_trace(trace, settings, limit)
-        assert found.under_with_outputs(limit) == replay_trace(kept, settings, limit)
-        ends.add((found.under(limit).ran_out_at is None, found.under(limit).num_retries > 0))
+        found = replayed(columns, settings, limit, keeps_outputs=False)
+        assert found == replay_trace(trace, settings, limit)
+        with_outputs = replayed(columns, settings, limit, keeps_outputs=True)
+        assert with_outputs == replay_trace(kept, settings, limit)
+        ends.add((found.ran_out_at is None, found.num_retries > 0))
     assert len(ends) > 1  # not all of them did the same
 
 
-def test_where_nothing_is_returned_one_replay_serves_for_both() -> None:
-    found = FootprintReplays(
-        without_outputs(footprint("adamw", MANY)), MICRO_BATCH, AllocatorSettings()
-    )
-    assert found.under_with_outputs(None) is found.under(None)
+def test_where_nothing_is_returned_nothing_is_kept() -> None:
+    columns = footprint("adamw", MANY)
+    columns = replace(columns, is_output=np.zeros_like(columns.is_output))
+    assert columns.requests(MICRO_BATCH, keeps_outputs=True) == columns.requests(MICRO_BATCH)
 
 
 def emptied(columns: Footprint, which: Any) -> Footprint:
@@ -82,7 +83,8 @@ def test_outputs_are_kept_as_long_where_much_is_empty() -> None:
     found = emptied(columns, is_early & (columns.is_output == 0))
     trace = trace_of(found)
     for limit in (None, 16 * MIB):
-        replays = FootprintReplays(found, MICRO_BATCH, AllocatorSettings())
-        assert replays.under(limit) == replay_trace(trace, None, limit)
-        expected = replay_trace(with_outputs_kept(trace), None, limit)
-        assert replays.under_with_outputs(limit) == expected
+        settings = AllocatorSettings()
+        own = replayed(found, settings, limit, keeps_outputs=False)
+        assert own == replay_trace(trace, None, limit)
+        with_outputs = replayed(found, settings, limit, keeps_outputs=True)
+        assert with_outputs == replay_trace(with_outputs_kept(trace), None, limit)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from oomph.predicting.footprint_trace import trace_at
+from oomph.predicting.demand import replay_trace
+from oomph.predicting.footprint import trace_at
 from oomph.predicting.timeline import find_peak
-from oomph.predicting.workspace_replays import replay_trace
 from oomph.records.workload import Variant
 from predicting.footprints import BASES, CAPABILITY, traced
 from predicting.test_footprint import footprint

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomph.predicting.kept_outputs import with_outputs_kept
+from oomph.predicting.replay import with_outputs_kept
 from oomph.records.trace import Convolution, Phase, Trace
 from predicting.test_scaling import trace_of
 

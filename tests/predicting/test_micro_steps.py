@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oomph.predicting.micro_steps import second_micro_step
+from oomph.predicting.speed import second_micro_step
 
 
 def test_the_second_micro_step_may_be_longer_than_the_first() -> None:

@@ -22,7 +22,7 @@ from oomph.predicting.overhead import (
     together,
     usable_bytes,
 )
-from oomph.records.catalog import GpuModel
+from oomph.records.gpu_model import GpuModel
 from oomph.sensing import catalog
 from oomph.units import GIB, MIB
 

@@ -16,10 +16,9 @@ from typing import Any, NoReturn
 import pytest
 
 from oomph.predicting.allocator import CachingAllocator
-from oomph.predicting.recorded import recorded_requests, recorded_settings
+from oomph.predicting.recorded import recorded_requests, recorded_settings, state_before
 from oomph.predicting.replay import replay
 from oomph.predicting.reproduction import Reproduction, reproduce
-from oomph.predicting.starting_state import state_before
 from oomph.units import MIB
 
 FOLDER = Path(__file__).parents[2].parent / "shared" / "data" / "snapshots"

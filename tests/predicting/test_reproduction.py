@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from oomph.predicting.allocator import CachingAllocator, OutOfMemory
 from oomph.predicting.allocator_settings import AllocatorSettings, parse_settings
-from oomph.predicting.recorded import recorded_requests, recorded_settings
+from oomph.predicting.recorded import recorded_requests, recorded_settings, state_before
 from oomph.predicting.replay import EMPTY_CACHE, replay
 from oomph.predicting.reproduction import Reproduction, reproduce
-from oomph.predicting.starting_state import state_before
 from oomph.units import GIB, KIB, MIB
 from predicting.recording import Recorder
 

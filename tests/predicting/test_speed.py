@@ -11,15 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomph.errors import UsageError
-from oomph.predicting.kernels import kernel_of
-from oomph.predicting.micro_steps import parts_of_work
-from oomph.predicting.paces import LIKELY
-from oomph.predicting.rates import BEST_OF_SHEET, Rates, best_rates, with_measured_rates
-from oomph.predicting.speed import StepTime, anchored, estimate
-from oomph.predicting.work import work_of
-from oomph.records.catalog import GpuModel
+from oomph.predicting import speed
+from oomph.predicting.footprint import work_of
+from oomph.predicting.rates import (
+    BEST_OF_SHEET,
+    LIKELY,
+    Rates,
+    best_rates,
+    kernel_of,
+    with_measured_rates,
+)
+from oomph.predicting.speed import StepTime, anchored, estimate, parts_of_work
+from oomph.records.gpu_model import GpuModel
 from oomph.records.trace import Op, Phase
 from oomph.sensing import catalog
+from oomph.tricks import offload_activations
 
 A100 = catalog.find("a100 80").model
 V100 = catalog.find("v100 16").model
@@ -70,15 +76,6 @@ def test_a_step_is_not_shorter_than_what_the_gpu_or_the_host_needs(
         assert time.step_s >= max(time.gpu_busy_s, time.host_s) * (1 - 1e-9)
         assert time.step_s <= (time.gpu_busy_s + time.host_s) * (1 + 1e-9)
         assert 0 < time.low_s <= time.step_s <= time.high_s
-
-
-@given(steps, models)
-def test_the_phases_together_are_the_step(ops: list[Op], model: GpuModel) -> None:
-    time = estimate(ops, model)
-    if time is not None:
-        assert sum(time.by_phase.values()) == pytest.approx(time.step_s)
-        assert set(time.by_phase) == {each.phase for each in ops}
-        assert time.flops == sum(each.flops for each in ops)
 
 
 @given(steps, st.data())
@@ -263,9 +260,15 @@ def test_a_step_held_to_itself_is_what_was_measured(ops: list[Op], measured_s: f
     held = anchored(time, time, measured_s)
     assert held.step_s == pytest.approx(measured_s)
     assert held.low_s < measured_s < held.high_s
-    assert sum(held.by_phase.values()) == pytest.approx(measured_s)
     assert held.bound_by == time.bound_by
-    assert held.flops == time.flops
+
+
+def test_a_measured_step_is_known_to_a_tenth() -> None:
+    """Ratios between steps of one model were off by 11 % at worst."""
+    time = time_of(*[op(flops=TERA)] * 4)
+    held = anchored(time, time, 1.0)
+    assert 0.85 <= held.low_s <= 0.92
+    assert 1.08 <= held.high_s <= 1.15
 
 
 def test_a_measured_step_carries_its_ratio_to_another_and_narrows_the_bounds() -> None:
@@ -331,6 +334,10 @@ def test_copies_to_the_host_run_beside_the_gpu() -> None:
     assert beside.step_s == pytest.approx(alone.step_s + GIGA / BUS_BYTES_PER_S, rel=0.01)
 
 
+def test_as_many_tensors_wait_for_their_copy_as_the_trick_keeps() -> None:
+    assert speed._NUM_WAITING == offload_activations._NUM_KEPT
+
+
 def test_backward_waits_for_what_comes_back() -> None:
     time = time_of(op("copy_from_host", moved=10 * GIGA, phase="backward"), op("mm", flops=1))
     assert time.step_s == pytest.approx(10 * GIGA / BUS_BYTES_PER_S, rel=0.01)
@@ -340,7 +347,6 @@ def test_backward_waits_for_what_comes_back() -> None:
 def test_the_gpu_does_not_run_far_ahead_of_the_copies() -> None:
     time = time_of(*[op("mm", flops=1), op("copy_to_host", moved=GIGA)] * 20)
     assert time.step_s == pytest.approx(20 * GIGA / BUS_BYTES_PER_S, rel=0.01)
-    assert time.by_phase["forward"] == pytest.approx(time.step_s)
 
 
 def test_a_step_on_the_host_waits_for_gradients_and_the_gpu_for_parameters() -> None:
@@ -380,7 +386,6 @@ def on_eight(*ops: Op, on: GpuModel = A100) -> StepTime:
 
 def test_what_is_sent_takes_its_bytes_over_the_link() -> None:
     time = on_eight(op(moved=8), collective("all_reduce"), wait())
-    assert time.communication_s == pytest.approx(SENDING_S)
     assert time.waited_s == pytest.approx(SENDING_S, rel=0.01)
     assert time.bound_by == "communication"
 
@@ -456,13 +461,12 @@ def test_a_step_with_more_micro_steps_takes_what_it_takes_written_out(
     assert (told is None) == (written_out is None)
     if told is not None and written_out is not None:
         assert told.step_s == pytest.approx(written_out.step_s)
-        assert told.flops == written_out.flops
         assert told.bound_by == written_out.bound_by
 
 
 @given(steps, models)
 def test_the_clocks_are_those_that_run_op_by_op(ops: list[Op], model: GpuModel) -> None:
-    """The rule, wound by hand: what the host issues, the GPU begins when it is free."""
+    """The rule, simulated by hand: what the host issues, the GPU begins when it is free."""
     time = estimate(ops, model)
     if time is None:
         return

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 
+from oomph.predicting.combinations import without_accumulation
 from oomph.predicting.footprint import Footprint
-from oomph.predicting.footprint_changes import without_accumulation
-from oomph.predicting.speed import estimate
-from oomph.predicting.step_times import MicroSteps, PricedFootprint, Prices, StepTimes
-from oomph.records.catalog import GpuModel
+from oomph.predicting.speed import MicroSteps, PricedFootprint, Prices, estimate, step_seconds
+from oomph.records.gpu_model import GpuModel
 from oomph.records.workload import Variant
 from oomph.sensing.catalog import find
 from predicting.footprints import traced
 from predicting.test_footprint import MANY, footprint
 
 
-def step_times(footprint: Footprint, model: GpuModel, num_gpus: int = 1) -> StepTimes:
+def step_times(
+    footprint: Footprint, model: GpuModel, num_gpus: int = 1
+) -> Callable[[int, int], float | None]:
     """Of a footprint that has its optimizer's step."""
     priced = PricedFootprint(footprint, Prices(model, "fp32", num_gpus))
-    return StepTimes(MicroSteps(priced, has_step=True), None)
+    return functools.partial(step_seconds, MicroSteps(priced, has_step=True), None)
 
 
 A100, T4 = (find(name).model for name in ("a100-80gb", "t4"))
@@ -32,21 +36,21 @@ def test_it_is_the_estimate_at_any_micro_batch(model: GpuModel, accumulation: in
         ops = traced("adamw", Variant(micro_batch=micro_batch, accumulation=2)).ops
         expected = estimate(ops, model, num_micro_steps=accumulation)
         assert expected is not None
-        assert times.seconds(micro_batch, accumulation) == pytest.approx(expected.step_s)
+        assert times(micro_batch, accumulation) == pytest.approx(expected.step_s)
 
 
 def test_without_accumulation_it_is_the_estimate_but_for_the_division() -> None:
     times = step_times(without_accumulation(footprint("adamw", MANY)), A100)
     expected = estimate(traced("adamw", Variant(micro_batch=5)).ops, A100)
     assert expected is not None
-    assert times.seconds(5, 1) == pytest.approx(expected.step_s, rel=0.03)
+    assert times(5, 1) == pytest.approx(expected.step_s, rel=0.03)
 
 
 def test_a_gpu_without_a_bandwidth_has_no_time() -> None:
     from dataclasses import replace
 
     unknown = replace(A100, memory_bandwidth_bytes_per_s=None)
-    assert step_times(footprint("adamw", MANY), unknown).seconds(2, 2) is None
+    assert step_times(footprint("adamw", MANY), unknown)(2, 2) is None
 
 
 def test_several_gpus_have_the_estimate_of_the_third_clock() -> None:
@@ -54,4 +58,4 @@ def test_several_gpus_have_the_estimate_of_the_third_clock() -> None:
     ops = traced("adamw", Variant(micro_batch=3, accumulation=2)).ops
     expected = estimate(ops, A100, num_gpus=4, num_micro_steps=4)
     assert expected is not None
-    assert times.seconds(3, 4) == pytest.approx(expected.step_s)
+    assert times(3, 4) == pytest.approx(expected.step_s)

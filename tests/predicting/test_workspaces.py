@@ -10,17 +10,18 @@ from hypothesis import strategies as st
 
 from oomph.predicting.allocator import CachingAllocator
 from oomph.predicting.allocator_settings import AllocatorSettings
-from oomph.predicting.device import SimulatedDevice
-from oomph.predicting.replay import replay
-from oomph.predicting.workspace_replays import WorkspaceReplays
-from oomph.predicting.workspaces import (
+from oomph.predicting.demand import (
     COPIED_FOR_TENSOR_CORES,
     NO_COPIES,
     RULES,
+    Replays,
     WorkspaceRule,
     likely_rule,
+    replays_of,
     requests,
 )
+from oomph.predicting.replay import replay
+from oomph.predicting.segments import SimulatedDevice
 from oomph.records.trace import Convolution, ConvolutionKind, Direction, Trace
 from oomph.units import MIB
 from predicting.test_scaling import trace_of
@@ -56,8 +57,8 @@ def convolved(sizes: list[int], *places: int, factor: int = MIB) -> Trace:
     )
 
 
-def replays(trace: Trace, *, has_fast_tf32: bool = False) -> WorkspaceReplays:
-    return WorkspaceReplays(trace, AllocatorSettings(), has_fast_tf32=has_fast_tf32)
+def replays(trace: Trace, *, has_fast_tf32: bool = False) -> Replays:
+    return replays_of(trace, AllocatorSettings(), has_fast_tf32=has_fast_tf32)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomph.errors import UsageError
-from oomph.records.checkpointing import as_text, check_checkpointing, recomputed_blocks
+from oomph.records.workload import as_text, check_checkpointing, recomputed_blocks
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_each_way_names_its_blocks(text: str, blocks: list[int]) -> None:
     ],
 )
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no way of checkpointing"):
+    with pytest.raises(UsageError, match="unknown checkpointing"):
         check_checkpointing(text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oomph.records.run import Event, GpuSpan, Peak, Run, StepSpan, WatchedGpu
-from oomph.records.run_joined import join_ranks
+from oomph.records.run_spans import join_ranks
 
 GPU = WatchedGpu(
     index=0,

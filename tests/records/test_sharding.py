@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomph.errors import UsageError
-from oomph.records.sharding import check_sharding, grid_of, num_groups
-from oomph.records.workload import How
+from oomph.records.workload import Variant, check_sharding, grid_of, num_groups
 
 
 def test_several_gpus_are_ddp_unless_something_else_is_said() -> None:
@@ -30,13 +29,16 @@ def test_what_makes_no_sense_is_refused(sharding: str | None, num_gpus: int) -> 
 def test_hybrid_divides_within_a_machine_and_copies_beyond(
     num_gpus: int, grid: tuple[int, int]
 ) -> None:
-    assert grid_of(How(sharding="hybrid", num_gpus=num_gpus)) == grid
+    assert grid_of(Variant(micro_batch=1, sharding="hybrid", num_gpus=num_gpus)) == grid
 
 
 def test_ddp_copies_and_fsdp_divides() -> None:
-    assert grid_of(How(sharding="ddp", num_gpus=8)) == (8, 1)
-    assert grid_of(How(sharding="fsdp", num_gpus=8)) == (1, 8)
-    assert [num_groups(How(sharding=how, num_gpus=8)) for how in ("ddp", "fsdp", "hybrid")] == [
+    assert grid_of(Variant(micro_batch=1, sharding="ddp", num_gpus=8)) == (8, 1)
+    assert grid_of(Variant(micro_batch=1, sharding="fsdp", num_gpus=8)) == (1, 8)
+    assert [
+        num_groups(Variant(micro_batch=1, sharding=how, num_gpus=8))
+        for how in ("ddp", "fsdp", "hybrid")
+    ] == [
         1,
         1,
         2,

@@ -15,7 +15,7 @@ from nvml.machine import GIB, MIB, NA, Gpu, Mig, Proc
 
 import oomph
 from oomph.errors import Unreadable
-from oomph.records.calibration import Calibration
+from oomph.records.gpu_model import Calibration
 from oomph.sensing import calibration
 from sensing import stand_in_torch
 
@@ -114,7 +114,7 @@ def test_a_neighbour_is_refused_where_the_driver_does_not_tell_them_apart(
 ) -> None:
     use_torch(listed=listed)
     on_machine([Gpu(processes=[Proc(4100, 30 * GIB)])])
-    with pytest.raises(Unreadable, match="cannot be told from what others take") as raised:
+    with pytest.raises(Unreadable, match="cannot be separated from what others take") as raised:
         measured()
     assert "1 other processes" in (raised.value.because or "")
 

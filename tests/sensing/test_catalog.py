@@ -16,8 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oomph.errors import UnknownGpu
-from oomph.records.catalog import GpuModel
-from oomph.sensing import catalog, catalog_file
+from oomph.records.gpu_model import GpuModel
+from oomph.sensing import catalog
 from oomph.units import GIB, MIB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,7 +133,7 @@ def test_units_of_the_datasheet_become_bytes_and_operations() -> None:
 
 
 def test_the_file_has_no_key_that_nobody_reads() -> None:
-    known = set(catalog_file.FIGURES) | {
+    known = set(catalog.FIGURES) | {
         *("name", "title", "product", "form", "brand", "architecture", "sold_as_gb", "note"),
     }
     for entry in json.loads(FILE.read_text("utf-8"))["gpus"]:

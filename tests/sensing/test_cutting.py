@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oomph.sensing.cutting import Part, cut, share
+from oomph.sensing.watched import Part, cut, share
 
 
 def test_samples_are_of_the_second_that_they_end_in() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from oomph.records.catalog import GpuModel
+from oomph.records.gpu_model import GpuModel
 from oomph.sensing import catalog
-from oomph.sensing.driver_names import driver_name
+from oomph.sensing.catalog import driver_name
 
 
 @pytest.mark.parametrize("model", catalog.all_models(), ids=lambda model: model.name)

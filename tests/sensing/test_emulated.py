@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomph.errors import OomphError, UsageError
-from oomph.records.catalog import GpuModel
+from oomph.records.gpu_model import GpuModel
 from oomph.sensing.catalog import all_models
-from oomph.sensing.emulated import emulated_machine
+from oomph.sensing.devices import emulated_machine
 
 
 def test_a_description_has_a_number_of_gpus_of_a_name() -> None:

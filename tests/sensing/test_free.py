@@ -6,9 +6,8 @@ import pytest
 from conftest import OnMachine
 from nvml.machine import GIB, MIB, Gpu, Mig, Proc
 
-from oomph.sensing.free import FreeGpus, find_free
-from oomph.sensing.gpus import read_machine
-from oomph.sensing.mapping import only_visible
+from oomph.sensing.devices import read_machine
+from oomph.sensing.mapping import FreeGpus, find_free, only_visible
 
 
 def free() -> FreeGpus:

@@ -10,7 +10,7 @@ from conftest import OnMachine
 from nvml.machine import ERRORS, GIB, MIB, NA, Gpu, Mig, NvmlMachine, Proc
 
 from oomph.records.machine import Device, Machine
-from oomph.sensing.gpus import read_machine
+from oomph.sensing.devices import read_machine
 
 
 def only_gpu(machine: Machine) -> Device:
@@ -249,7 +249,7 @@ def functions_used(machine: NvmlMachine) -> list[str]:
 def test_no_error_of_any_function_ever_raises_or_looks_idle(
     on_machine: OnMachine, gpus: Callable[[], list[Gpu]]
 ) -> None:
-    from oomph.sensing import nvml
+    from oomph.sensing.backends import session
 
     machine = on_machine([*gpus(), Gpu()])
     healthy = read_machine()
@@ -261,7 +261,7 @@ def test_no_error_of_any_function_ever_raises_or_looks_idle(
                 continue  # not found is how NVML says that there is no slice
             machine.clear_errors()
             machine.error(function, code)
-            nvml.forget()
+            session.forget()
             sick = read_machine()
             assert_nothing_is_invented(sick, healthy, f"{function} answers {code}")
 

@@ -11,8 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from oomph.sensing.host import MachineCounters, ProcessTree, num_cpus, read_machine
-from oomph.sensing.host_oom import OomKills, read_oom_kills
+from oomph.sensing.host import (
+    MachineCounters,
+    OomKills,
+    ProcessTree,
+    num_cpus,
+    read_counters,
+    read_oom_kills,
+)
 from oomph.sensing.ownership import RUN_TOKEN
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")  # which the kernel counts CPU time in
@@ -123,7 +129,7 @@ def machine(root: Path, **files: str) -> Path:
 
 def test_only_the_cpus_that_the_run_may_use_are_counted(tmp_path: Path) -> None:
     root = machine(tmp_path, proc__stat=STAT, proc__vmstat="pswpin 3\npswpout 9\n")
-    found = read_machine(frozenset({0, 12}), root)
+    found = read_counters(frozenset({0, 12}), root)
     assert found.busy_s == pytest.approx((160 + 200) * TICK_S)  # neither idle, nor for a disk
     assert found.stolen_s == pytest.approx(60 * TICK_S)
     assert found.swapped_in_bytes == 3 * os.sysconf("SC_PAGE_SIZE")
@@ -143,12 +149,12 @@ def test_a_cpu_limit_is_found_in_either_version_of_control_groups(
 ) -> None:
     told = "usage_usec 5\nnr_periods 40\nnr_throttled 9\nthrottled_usec 3\n"
     root = machine(tmp_path, proc__self__cgroup=group, **{file: told})
-    found = read_machine(frozenset({0}), root)
-    assert (found.num_periods, found.num_held) == (40, 9)
+    found = read_counters(frozenset({0}), root)
+    assert (found.num_periods, found.num_throttled) == (40, 9)
 
 
 def test_a_kernel_that_tells_nothing_is_unknown(tmp_path: Path) -> None:
-    assert read_machine(frozenset({0}), tmp_path) == MachineCounters()
+    assert read_counters(frozenset({0}), tmp_path) == MachineCounters()
 
 
 def test_what_others_do_is_all_but_what_the_run_does(shell: subprocess.Popen[bytes]) -> None:

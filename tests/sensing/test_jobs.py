@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from oomph.records.machine import Owner, Process
-from oomph.sensing import jobs
-from oomph.sensing.jobs import Jobs, find_job, launcher_of
+from oomph.sensing import live
+from oomph.sensing.live import Jobs, find_job, launcher_of
 
 Start = Callable[..., int]
 
@@ -150,7 +150,7 @@ def test_each_process_is_looked_at_once_for_as_long_as_it_lives(
         looked_at.append(process.pid)
         return find_job(process)
 
-    monkeypatch.setattr(jobs, "find_job", find)
+    monkeypatch.setattr(live, "find_job", find)
     pid, known = start_process(), Jobs()
     for started_at in (1.0, 1.0, 2.0):  # the last is another process of the same number
         known.of([on_a_gpu(pid, started_at=started_at)])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from oomph.errors import Unreadable
-from oomph.records.calibration import Calibration
-from oomph.sensing import kept_calibrations
+from oomph.records.gpu_model import Calibration
+from oomph.sensing import calibration
 from oomph.units import MIB
 
 A100 = Calibration(
@@ -34,49 +34,49 @@ def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_kept_at_first() -> None:
-    assert kept_calibrations.kept() == ()
+    assert calibration.read_all() == ()
 
 
 def test_what_is_kept_comes_back_as_it_was() -> None:
-    kept_calibrations.keep(A100)
-    assert kept_calibrations.kept() == (A100,)
+    calibration.save(A100)
+    assert calibration.read_all() == (A100,)
 
 
 @pytest.mark.parametrize("field", ["gpu_name", "driver_version", "torch_version", "cuda_version"])
 def test_another_gpu_driver_torch_or_cuda_is_another_entry(field: str) -> None:
     other = replace(A100, measured_at=1_800_000_000.0, **{field: "another"})  # type: ignore[arg-type]
-    kept_calibrations.keep(other)
-    kept_calibrations.keep(A100)
-    assert kept_calibrations.kept() == (A100, other)
+    calibration.save(other)
+    calibration.save(A100)
+    assert calibration.read_all() == (A100, other)
 
 
 def test_measuring_again_replaces_the_entry() -> None:
     again = replace(A100, context_bytes=430 * MIB)
-    kept_calibrations.keep(A100)
-    kept_calibrations.keep(again)
-    assert kept_calibrations.kept() == (again,)
+    calibration.save(A100)
+    calibration.save(again)
+    assert calibration.read_all() == (again,)
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept_calibrations.keep(A100)
-    before = kept_calibrations.path().read_bytes()
+    calibration.save(A100)
+    before = calibration.path().read_bytes()
 
     def full(self: Path, *_: object) -> None:
-        self.write_bytes(b'{"sche')
+        assert self.read_bytes()  # the new file has been written beside the old one
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="No space left"):
-        kept_calibrations.keep(replace(A100, context_bytes=1))
-    assert kept_calibrations.path().read_bytes() == before
-    assert list(kept_calibrations.path().parent.iterdir()) == [kept_calibrations.path()]
+        calibration.save(replace(A100, context_bytes=1))
+    assert calibration.path().read_bytes() == before
+    assert list(calibration.path().parent.iterdir()) == [calibration.path()]
 
 
 def entry(**changes: object) -> str:
-    kept_calibrations.keep(A100)
-    stored = json.loads(kept_calibrations.path().read_text())
+    calibration.save(A100)
+    stored = json.loads(calibration.path().read_text())
     stored["calibrations"][0].update(changes)
     return json.dumps(stored)
 
@@ -96,14 +96,14 @@ def entry(**changes: object) -> str:
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_error_that_names_it(content: str) -> None:
-    kept_calibrations.path().parent.mkdir(parents=True)
-    kept_calibrations.path().write_text(content)
+    calibration.path().parent.mkdir(parents=True)
+    calibration.path().write_text(content)
     with pytest.raises(Unreadable) as raised:
-        kept_calibrations.kept()
-    assert str(kept_calibrations.path()) in raised.value.what
+        calibration.read_all()
+    assert str(calibration.path()) in raised.value.what
     assert raised.value.exit_code == 4
-    assert kept_calibrations.forget()
-    assert kept_calibrations.kept() == ()
+    assert calibration.forget()
+    assert calibration.read_all() == ()
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ def test_a_file_that_cannot_be_read_is_one_error_that_names_it(content: str) -> 
     ],
 )
 def test_an_entry_that_cannot_be_is_refused(changes: dict[str, object]) -> None:
-    kept_calibrations.path().write_text(entry(**changes))
+    calibration.path().write_text(entry(**changes))
     with pytest.raises(Unreadable, match="cannot be read"):
-        kept_calibrations.kept()
+        calibration.read_all()
 
 
 def test_forgetting_says_whether_there_was_anything() -> None:
-    assert not kept_calibrations.forget()
-    kept_calibrations.keep(A100)
-    assert kept_calibrations.forget()
-    assert kept_calibrations.kept() == ()
+    assert not calibration.forget()
+    calibration.save(A100)
+    assert calibration.forget()
+    assert calibration.read_all() == ()

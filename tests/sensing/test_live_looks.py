@@ -12,9 +12,10 @@ import pytest
 from conftest import OnMachine
 from nvml.machine import GIB, Gpu, Mig, Proc
 
-from oomph.records.live import Look
+from oomph.records.machine import Look
 from oomph.records.run import GpuSpan
-from oomph.sensing.live_looks import LiveLooks, mean_ratio
+from oomph.records.run_spans import merge_gpu_spans
+from oomph.sensing.live import LiveLooks
 
 Start = Callable[[], LiveLooks]
 
@@ -45,7 +46,7 @@ def until(looks: LiveLooks, is_so: Callable[[Look], bool]) -> Look:
         time.sleep(0.1)
 
 
-def a_span(length_s: float) -> GpuSpan:
+def a_span(length_s: float, busy_ratio: float | None) -> GpuSpan:
     unknown: dict[str, Any] = dict.fromkeys(
         (
             *("used_bytes", "most_used_bytes", "run_bytes", "others_bytes", "num_others"),
@@ -53,7 +54,8 @@ def a_span(length_s: float) -> GpuSpan:
             "throttled_ratio",
         )
     )
-    return GpuSpan(gpu=0, began_s=10.0, ended_s=10.0 + length_s, **unknown)
+    figures = {**unknown, "busy_ratio": busy_ratio}
+    return GpuSpan(gpu=0, began_s=10.0, ended_s=10.0 + length_s, **figures)
 
 
 def test_the_first_look_has_everything_at_once(on_machine: OnMachine, looking: Start) -> None:
@@ -123,6 +125,16 @@ def test_what_cuda_shows_is_told_by_uuid_in_its_order(
     assert first.visible == (machine.uuid(2), machine.uuid(0))
 
 
+def test_a_gpu_that_is_lost_from_the_start_keeps_its_place(
+    on_machine: OnMachine, looking: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = on_machine([Gpu(), Gpu(lost=True)])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    first = looking().first
+    assert first is not None
+    assert first.visible == ("", machine.uuid(0))
+
+
 def test_what_cuda_shows_stays_when_a_gpu_is_lost(
     on_machine: OnMachine, looking: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +157,6 @@ def test_a_machine_without_a_driver_has_a_first_look_that_says_so(
 
 
 def test_a_mean_goes_by_the_length_of_the_spans_that_know_it() -> None:
-    spans = [(a_span(1.0), 1.0), (a_span(3.0), 0.0), (a_span(5.0), None)]
-    assert mean_ratio(spans) == 0.25
-    assert mean_ratio([(a_span(1.0), None)]) is None
-    assert mean_ratio([]) is None
+    spans = [a_span(1.0, 1.0), a_span(3.0, 0.0), a_span(5.0, None)]
+    assert merge_gpu_spans(spans).busy_ratio == 0.25
+    assert merge_gpu_spans(spans[2:]).busy_ratio is None

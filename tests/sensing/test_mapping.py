@@ -12,7 +12,7 @@ from conftest import OnMachine
 from nvml.machine import GIB, Gpu, Mig, NvmlMachine
 
 import oomph
-from oomph.sensing.gpus import read_machine
+from oomph.sensing.devices import read_machine
 from oomph.sensing.mapping import only_visible
 
 MIXED = ["NVIDIA T400", "NVIDIA A100-SXM4-80GB", "NVIDIA RTX A4000"]

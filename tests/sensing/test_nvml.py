@@ -12,10 +12,10 @@ import pytest
 from conftest import OnMachine
 from nvml.machine import Gpu, NvmlMachine
 
-from oomph.sensing.gpus import read_machine
+from oomph.sensing.devices import read_machine
 
-READ = "from oomph.sensing.gpus import read_machine; print(read_machine())"
-PROBLEM = "from oomph.sensing.gpus import read_machine; print(read_machine().problem)"
+READ = "from oomph.sensing.devices import read_machine; print(read_machine())"
+PROBLEM = "from oomph.sensing.devices import read_machine; print(read_machine().problem)"
 
 
 def python(code: str, **variables: str) -> str:

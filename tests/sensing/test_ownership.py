@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from oomph.sensing import ownership
-from oomph.sensing.ownership import facts_about
+from oomph.sensing.ownership import find_process
 
 Start = Callable[..., int]
 UNUSED_PID = 4_194_303  # the largest that Linux gives; nobody has it on a test machine
@@ -34,7 +34,7 @@ in_container = pytest.mark.skipif(not can_make_namespaces(), reason="needs user 
 
 
 def test_this_process_is_this_run() -> None:
-    facts = facts_about(os.getpid())
+    facts = find_process(os.getpid())
     assert facts.owner == "this-run"
     assert facts.command
     assert "python" in facts.command or "pytest" in facts.command
@@ -43,7 +43,7 @@ def test_this_process_is_this_run() -> None:
 
 
 def test_a_child_is_this_run(start_process: Start) -> None:
-    assert facts_about(start_process("train.py")).owner == "this-run"
+    assert find_process(start_process("train.py")).owner == "this-run"
 
 
 def test_a_process_of_this_user_outside_this_run_is_mine(
@@ -53,7 +53,7 @@ def test_a_process_of_this_user_outside_this_run_is_mine(
     monkeypatch.setattr(
         os, "getpid", lambda: UNUSED_PID
     )  # seen by a process that is not its parent
-    facts = facts_about(pid)
+    facts = find_process(pid)
     assert facts.owner == "mine"
     assert "train.py" in (facts.command or "")
 
@@ -65,8 +65,8 @@ def test_a_process_that_carries_the_runs_token_is_this_run(
     pid = start_process()
     stranger = start_process(env={**os.environ, ownership.RUN_TOKEN: "run-8"})
     monkeypatch.setattr(os, "getpid", lambda: UNUSED_PID)
-    assert facts_about(pid).owner == "this-run"
-    assert facts_about(stranger).owner == "mine"
+    assert find_process(pid).owner == "this-run"
+    assert find_process(stranger).owner == "mine"
 
 
 @as_root
@@ -79,8 +79,8 @@ def test_a_process_of_another_user_is_others_and_named(start_process: Start) -> 
 
 def read_as_another_process(pid: int) -> dict[str, str]:
     code = (
-        "import json, dataclasses; from oomph.sensing.ownership import facts_about;"
-        f"print(json.dumps(dataclasses.asdict(facts_about({pid}))))"
+        "import json, dataclasses; from oomph.sensing.ownership import find_process;"
+        f"print(json.dumps(dataclasses.asdict(find_process({pid}))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     facts: dict[str, str] = json.loads(done.stdout)
@@ -88,7 +88,7 @@ def read_as_another_process(pid: int) -> dict[str, str]:
 
 
 def test_a_process_that_has_ended_is_unknown() -> None:
-    facts = facts_about(UNUSED_PID)
+    facts = find_process(UNUSED_PID)
     assert facts.owner == "unknown"
     assert "ended" in (facts.note or "")
 
@@ -114,7 +114,7 @@ for seconds in range(60, 80):
     with subprocess.Popen([f"job-{seconds}", str(seconds)], executable="/bin/sleep") as process:
         while not open(f"/proc/{process.pid}/cmdline").read():
             pass  # the kernel says that a program has begun before its arguments can be read
-        print(process.pid, ownership.facts_about(process.pid).command)
+        print(process.pid, ownership.find_process(process.pid).command)
         process.kill()
 """
 
@@ -129,8 +129,8 @@ def test_a_number_that_was_given_to_another_process_is_looked_at_again() -> None
 @in_container
 def test_in_a_container_nobody_is_known_by_number_not_even_this_process() -> None:
     code = (
-        "import os; from oomph.sensing.ownership import facts_about;"
-        "me = facts_about(os.getpid()); print(me.owner, me.note)"
+        "import os; from oomph.sensing.ownership import find_process;"
+        "me = find_process(os.getpid()); print(me.owner, me.note)"
     )
     told = in_namespaces(code, *CONTAINER)
     assert told == "unknown a PID of the host: cannot tell whose; run the container with --pid=host"
@@ -138,10 +138,10 @@ def test_in_a_container_nobody_is_known_by_number_not_even_this_process() -> Non
 
 def test_a_forked_child_learns_anew_who_it_is(start_process: Start) -> None:
     pid = start_process()  # this process's child, so this run's; not the child's child
-    assert facts_about(pid).owner == "this-run"
+    assert find_process(pid).owner == "this-run"
     child = os.fork()
     if child == 0:
-        os._exit(0 if facts_about(pid).owner == "mine" else 1)
+        os._exit(0 if find_process(pid).owner == "mine" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -149,7 +149,7 @@ def test_a_process_that_has_ended_but_was_not_buried_still_has_its_owner() -> No
     process = subprocess.Popen(["true"])
     while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "Z":
         time.sleep(0.01)
-    assert facts_about(process.pid).owner == "this-run"
+    assert find_process(process.pid).owner == "this-run"
     process.wait()
 
 
@@ -162,8 +162,8 @@ def test_a_process_that_the_machine_hides_is_others(start_process: Start, hidepi
         pytest.skip("needs a Python that any user may run")
     code = f"""
 import sys; sys.path[:0] = {[str(Path(ownership.__file__).parents[2]), site_packages()]!r}
-from oomph.sensing.ownership import facts_about
-print(facts_about({pid}).owner)
+from oomph.sensing.ownership import find_process
+print(find_process({pid}).owner)
 """
     setup = f"mount -t proc -o hidepid={hidepid} proc /proc"
     as_nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups"

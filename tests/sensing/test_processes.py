@@ -10,16 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nvml.machine import GIB, Gpu, NvmlMachine, Proc
 
-from oomph.sensing import processes
-from oomph.sensing.nvml import (
-    INSUFFICIENT_SIZE,
-    NO_PERMISSION,
-    Handle,
-    Nvml,
-    Refusal,
-    with_nvml,
-)
-from oomph.sensing.processes import Listed, running_processes
+from oomph.records.machine import Process
+from oomph.sensing.backends import Backend, ListedProcess, Memory, Refusal
+from oomph.sensing.backends.nvml import INSUFFICIENT_SIZE, NO_PERMISSION, decode
+from oomph.sensing.backends.session import with_backend
+from oomph.sensing.devices import Problems, read_processes
 
 PIDS = (4100, 4200, 4300)
 
@@ -28,16 +23,20 @@ def busy_gpu() -> Gpu:
     return Gpu(processes=[Proc(pid, used_bytes=(i + 1) * GIB) for i, pid in enumerate(PIDS)])
 
 
-def read(index: int = 0) -> tuple[Listed, ...] | Refusal:
-    def work(nvml: Nvml) -> tuple[Listed, ...] | Refusal:
-        handle = Handle(nvml.ask("nvmlDeviceGetHandleByIndex", index))
-        return running_processes(nvml, handle, 80 * GIB)
+def read() -> tuple[Process, ...] | str:
+    """The processes of the first GPU, or why they cannot be read."""
 
-    return with_nvml(work)
+    def work(backend: Backend) -> tuple[Process, ...] | str:
+        gpu, problems = backend.gpu(0), Problems()
+        assert not isinstance(gpu, Refusal)
+        found = read_processes(gpu, Memory(80 * GIB, 0, "nvml-v2"), problems)
+        return str(problems.in_words()) if found is None else found
+
+    return with_backend(work)
 
 
-def pids(listed: tuple[Listed, ...] | Refusal) -> dict[int, int | None]:
-    assert not isinstance(listed, Refusal), listed
+def pids(listed: tuple[Process | ListedProcess, ...] | str) -> dict[int, int | None]:
+    assert not isinstance(listed, str), listed
     return {process.pid: process.used_bytes for process in listed}
 
 
@@ -82,7 +81,7 @@ def test_an_older_driver_is_asked_by_its_older_function(
 
 def test_a_driver_without_any_process_list_is_not_an_idle_gpu(on_machine: OnMachine) -> None:
     on_machine([busy_gpu()], missing=["nvmlDeviceGetComputeRunningProcesses*"])
-    assert isinstance(read(), Refusal)
+    assert isinstance(read(), str)
 
 
 def test_a_list_that_grows_while_it_is_read_is_read_again(on_machine: OnMachine) -> None:
@@ -97,22 +96,22 @@ def test_a_list_that_keeps_growing_is_a_lost_race_and_not_an_idle_gpu(
     machine = on_machine([busy_gpu()])
     machine.error("nvmlDeviceGetComputeRunningProcesses_v3", INSUFFICIENT_SIZE)
     refusal = read()
-    assert isinstance(refusal, Refusal)
-    assert "race" in refusal.text
+    assert isinstance(refusal, str)
+    assert "race" in refusal
 
 
 def test_a_list_that_one_may_not_see_is_not_an_idle_gpu(on_machine: OnMachine) -> None:
     machine = on_machine([busy_gpu()])
     machine.error("nvmlDeviceGetComputeRunningProcesses_v3", NO_PERMISSION)
     refusal = read()
-    assert isinstance(refusal, Refusal)
-    assert "not allowed" in refusal.text
+    assert isinstance(refusal, str)
+    assert "not allowed" in refusal
 
 
 def test_a_graphics_list_that_one_may_not_see_hides_somebody(on_machine: OnMachine) -> None:
     machine = on_machine([busy_gpu()])
     machine.error("nvmlDeviceGetGraphicsRunningProcesses_v3", NO_PERMISSION)
-    assert isinstance(read(), Refusal)
+    assert isinstance(read(), str)
 
 
 def test_memory_that_the_driver_does_not_tell_is_unknown(on_machine: OnMachine) -> None:
@@ -123,7 +122,7 @@ def test_memory_that_the_driver_does_not_tell_is_unknown(on_machine: OnMachine) 
 def test_a_process_that_computes_and_draws_is_listed_once(on_machine: OnMachine) -> None:
     on_machine([Gpu(processes=[Proc(4100, kind="CG"), Proc(4200, kind="G")])])
     listed = read()
-    assert not isinstance(listed, Refusal)
+    assert not isinstance(listed, str)
     assert {(p.pid, p.kind) for p in listed} == {(4100, "compute"), (4200, "graphics")}
 
 
@@ -145,7 +144,8 @@ def test_whatever_a_driver_lists_is_decoded_or_refused_never_invented(
     tail = {16: b"", 24: b"\xff" * 8, 32: b"\xff" * 8 + b"\0" * 8}[stride]
     written = b"".join(struct.pack("=I4xQ", *entry) + tail for entry in entries)
     raw = written.ljust(max(40, len(entries)) * 32, b"\xa5")
-    decoded = processes._decode(processes.Filled(raw, len(entries)), "compute", 80 * GIB)
+    decoded = decode(raw, len(entries), "compute", 80 * GIB)
+    assert decoded is not None
     assert pids(decoded) == {
         pid: None if memory == 2**64 - 1 else memory for pid, memory in entries
     }
@@ -153,9 +153,7 @@ def test_whatever_a_driver_lists_is_decoded_or_refused_never_invented(
 
 def test_entries_that_make_no_sense_in_any_form_are_called_unreadable() -> None:
     raw = struct.pack("=I4xQ", 2**31, 5) * 8
-    decoded = processes._decode(processes.Filled(raw, 3), "compute", 80 * GIB)
-    assert isinstance(decoded, Refusal)
-    assert "unreadable" in decoded.text
+    assert decode(raw, 3, "compute", 80 * GIB) is None
 
 
 def test_an_entry_above_the_cards_memory_loses_its_figure_and_not_the_list(

@@ -14,7 +14,7 @@ from conftest import OnMachine
 from nvml.machine import ERRORS, GIB, MIB, Gpu, Mig, NvmlMachine, Proc
 
 import oomph
-from oomph.sensing import nvml
+from oomph.sensing.backends import session
 from oomph.showing import line
 from sensing.test_mapping import TORCH
 from sensing.test_ownership import as_root, in_container
@@ -109,7 +109,7 @@ def test_a_problem_is_explained_once_and_then_only_named(
     on_machine: OnMachine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on_machine([Gpu()]).error("nvmlInitWithFlags", 18)
-    line._told.clear()
+    line._shown_problems.clear()
     oomph.print_gpu_utilisation()
     oomph.print_gpu_utilisation()
     first, second = capsys.readouterr().out.splitlines()
@@ -200,7 +200,13 @@ def test_a_machine_without_a_driver_is_one_line_that_says_why(
     assert capsys.readouterr().out.startswith("GPU: the NVIDIA driver is not loaded (")
 
 
-@pytest.mark.parametrize("gpu", [Gpu(), Gpu(migs=[Mig(), Mig()])], ids=["whole GPU", "MIG"])
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        pytest.param(Gpu(), id="whole GPU"),
+        pytest.param(Gpu(migs=[Mig(), Mig()]), id="MIG", marks=pytest.mark.slow),
+    ],
+)
 def test_no_error_of_any_function_ever_raises(
     on_machine: OnMachine, capsys: pytest.CaptureFixture[str], gpu: Gpu
 ) -> None:
@@ -212,7 +218,7 @@ def test_no_error_of_any_function_ever_raises(
         for code in [*ERRORS, 12345]:
             machine.clear_errors()
             machine.error(function, code)
-            nvml.forget()
+            session.forget()
             oomph.print_gpu_utilisation()
             out = capsys.readouterr().out
             assert out.startswith("GPU"), (function, code)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ from nvml.machine import GIB, NA, Gpu, Mig, NvmlMachine, Proc
 
 from oomph.records.run import Event, GpuSpan
 from oomph.sensing import sampling
-from oomph.sensing.looks import Looks, Percents
+from oomph.sensing.backends import BusySamples, ListedProcess
+from oomph.sensing.backends.nvml import NvmlMeter
 from oomph.sensing.sampling import Sampler
+from oomph.sensing.watched import Occupants, Shares
 
 DRIVER_NOT_LOADED, NOT_SUPPORTED, NO_PERMISSION = 9, 3, 4
 HALF_AN_HOUR_US = 1_800_000_000  # until the test takes it back
@@ -208,8 +212,8 @@ def test_the_last_span_does_not_end_before_it_begins(
     sampler = Sampler(clock=lambda: times[-1])
     sampler.open()
     sampler.look(ends_turn=False)
-    fetched = iter([Percents([(1.3, 50)], 1.3), Percents([], None)])
-    monkeypatch.setattr(Looks, "busy_percents", lambda _: next(fetched))
+    fetched = iter([BusySamples([(1.3, 50)], 1.3), BusySamples([], None)])
+    monkeypatch.setattr(NvmlMeter, "busy_samples", lambda _: next(fetched))
     for now_s in (1.0, 1.1):
         times.append(now_s)
         sampler.look(ends_turn=True)
@@ -360,7 +364,7 @@ def test_nvml_that_hangs_keeps_nobody_waiting_and_loses_no_sample(
     seen.until_spans(1)
     machine.latency(HALF_AN_HOUR_US, "nvmlDeviceGetMemoryInfo_v2", times=1)
     seen.until(lambda: seen.kinds() == [("lost", None)])  # or it hung with NVML
-    assert "NVML has not answered for " in (seen.sampler.machine().problem or "")
+    assert "the driver has not answered for " in (seen.sampler.machine().problem or "")
     machine.clear_latencies()
     seen.until(lambda: seen.kinds() == [("lost", None), ("back", None)])
     lost_s, back_s = (event.at_s for event in seen.events)
@@ -438,3 +442,15 @@ def test_only_the_gpus_that_cuda_shows_are_watched(
     assert seen.until_spans(1)[0].used_bytes == GIB
     (gpu,) = seen.sampler.gpus()
     assert (gpu.index, gpu.cuda_index, gpu.uuid) == (1, 0, machine.uuid(1))
+
+
+def test_a_process_that_has_ended_keeps_its_owner_while_the_driver_lists_it() -> None:
+    occupants = Occupants()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        occupants.update((ListedProcess(process.pid, 2 * GIB, "compute"),), ())
+        (alive,) = occupants.processes or ()
+        process.kill()
+    occupants.update((ListedProcess(process.pid, GIB, "compute"),), ())
+    assert alive.owner != "unknown"
+    assert occupants.processes == (replace(alive, used_bytes=GIB),)
+    assert occupants.shares != Shares()

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomph.sensing.visible import GpuIdentity, SliceIdentity, shown_by_cuda
+from oomph.records.machine import Device
+from oomph.sensing.devices import NOTHING_READ
+from oomph.sensing.mapping import shown_by_cuda
+
+
+def gpu(index: int, uuid: str) -> Device:
+    return replace(NOTHING_READ, index=index, uuid=uuid, name="A100")
+
+
+def a_slice(slot: int, uuid: str, instance: tuple[int, int]) -> Device:
+    return replace(NOTHING_READ, index=slot, uuid=uuid, is_slice=True, mig_instance=instance)
+
 
 GPUS = (
-    GpuIdentity(0, "GPU-a1b2c3d4-0000-0000-0000-000000000000", "A100"),
-    GpuIdentity(1, "GPU-a9b2c3d4-0000-0000-0000-000000000001", "A100"),
-    GpuIdentity(2, "GPU-b1b2c3d4-0000-0000-0000-000000000002", "A100"),
+    gpu(0, "GPU-a1b2c3d4-0000-0000-0000-000000000000"),
+    gpu(1, "GPU-a9b2c3d4-0000-0000-0000-000000000001"),
+    gpu(2, "GPU-b1b2c3d4-0000-0000-0000-000000000002"),
 )
 SLICES = (
-    SliceIdentity("MIG-11111111-0000-0000-0000-000000000000", (1, 0), 0),
-    SliceIdentity("MIG-22222222-0000-0000-0000-000000000000", (5, 0), 1),
+    a_slice(0, "MIG-11111111-0000-0000-0000-000000000000", (1, 0)),
+    a_slice(1, "MIG-22222222-0000-0000-0000-000000000000", (5, 0)),
 )
-MIG = (*GPUS[:2], GpuIdentity(2, GPUS[2].uuid, "A100", SLICES, is_cut=True))
+MIG = (*GPUS[:2], replace(GPUS[2], slices=SLICES, mig_enabled=True))
 
 
-def indices(variable: str | None, gpus: tuple[GpuIdentity, ...] = GPUS) -> list[int]:
+def indices(variable: str | None, gpus: tuple[Device, ...] = GPUS) -> list[int]:
     return [shown.gpu.index for shown in shown_by_cuda(variable, gpus)]
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 from oomph.records.machine import Device, Machine, Process
 from oomph.records.run import Event, GpuSpan, WatchedGpu
+from oomph.sensing.sampling import Sampler, Taken
 from oomph.units import GIB
 
 
@@ -14,32 +12,26 @@ def no_greeting() -> bytes:
     return b""
 
 
-@dataclass
-class Found:
-    spans: tuple[GpuSpan, ...] = ()
-    events: tuple[Event, ...] = ()
+class FakeSampler(Sampler):
+    """What a feed takes from. It is never started."""
 
+    def __init__(
+        self,
+        devices: tuple[Device, ...],
+        watched: tuple[WatchedGpu, ...],
+        problem: str | None = None,
+    ) -> None:
+        super().__init__(clock=lambda: self.now_s)
+        self.devices, self.watched = devices, watched
+        self.now_s, self.problem = 0.0, problem
+        self.spans: list[GpuSpan] = []
+        self.events: list[Event] = []
 
-@dataclass
-class FakeSampler:
-    """What a feed takes from."""
-
-    devices: tuple[Device, ...]
-    watched: tuple[WatchedGpu, ...]
-    now_s: float = 0.0
-    problem: str | None = None
-    spans: list[GpuSpan] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        return lambda: self.now_s
-
-    def take(self) -> Found:
-        found = Found(tuple(self.spans), tuple(self.events))
+    def take(self) -> Taken:
+        taken = Taken(tuple(self.spans), tuple(self.events))
         self.spans.clear()
         self.events.clear()
-        return found
+        return taken
 
     def gpus(self) -> tuple[WatchedGpu, ...]:
         return self.watched

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from nvml.machine import Gpu
 
-from oomph.serving.answers import Kept
+from oomph.serving.application import Cache
 from serving.served import serving
 
 LONG_S = 3600.0
 
 
 def test_all_who_ask_at_the_same_time_get_the_one_answer() -> None:
-    kept: Kept[int] = Kept(LONG_S, most=4)
+    kept: Cache[int] = Cache(LONG_S, most=4)
     made: list[int] = []
     is_asked = threading.Barrier(8)
     answers: list[int] = []
@@ -37,13 +37,13 @@ def test_all_who_ask_at_the_same_time_get_the_one_answer() -> None:
 
 
 def test_an_answer_that_is_old_is_made_anew() -> None:
-    kept: Kept[int] = Kept(fresh_s=0.0, most=4)
+    kept: Cache[int] = Cache(fresh_s=0.0, most=4)
     numbers = iter(range(9))
     assert [kept.get("question", lambda: next(numbers)) for _ in range(3)] == [0, 1, 2]
 
 
 def test_only_the_last_few_are_kept() -> None:
-    kept: Kept[str] = Kept(LONG_S, most=2)
+    kept: Cache[str] = Cache(LONG_S, most=2)
     made: list[str] = []
 
     def ask(question: str) -> str:
@@ -58,7 +58,7 @@ def test_only_the_last_few_are_kept() -> None:
 
 
 def test_what_fails_is_not_kept() -> None:
-    kept: Kept[int] = Kept(LONG_S, most=2)
+    kept: Cache[int] = Cache(LONG_S, most=2)
 
     def fail() -> int:
         raise OSError("no")

@@ -12,7 +12,7 @@ from nvml.machine import Gpu, Proc
 
 from serving.served import events, is_cut_off, serving
 
-SHORT = "import oomph.serving.connections as c; c.REQUEST_S = c.READING_S = c.IDLE_S = 0.5"
+SHORT = "import oomph.serving.server as c; c.REQUEST_S = c.READING_S = c.IDLE_S = 0.5"
 PARTIAL = [
     b"",  # it connects, and says nothing
     b"GET / HTTP/1.1\r\nHost: localh",
@@ -95,7 +95,7 @@ def test_a_viewer_that_is_slow_misses_frames_and_gets_the_newest(tmp_path: Path)
 
 
 def test_too_many_connections_are_refused_in_words_until_some_end(tmp_path: Path) -> None:
-    few = "import oomph.serving.connections as c; c.MOST_CONNECTIONS = 5"
+    few = "import oomph.serving.server as c; c.MOST_CONNECTIONS = 5"
     with serving(tmp_path, [Gpu()], first=few) as server:
         viewers = [server.watch() for _ in range(5)]
         for viewer in viewers:
@@ -117,7 +117,7 @@ def test_too_many_connections_are_refused_in_words_until_some_end(tmp_path: Path
 
 
 def test_too_many_viewers_are_refused_and_pages_are_not(tmp_path: Path) -> None:
-    few = "import oomph.serving.connections as c; c.MOST_VIEWERS = 2"
+    few = "import oomph.serving.server as c; c.MOST_VIEWERS = 2"
     with serving(tmp_path, [Gpu()], first=few) as server:
         for viewer in [server.watch(), server.watch()]:
             assert next(events(viewer))[0] == "history"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oomph.records.machine import Totals
 from oomph.records.run import Event
-from oomph.records.sighting import Totals
 from oomph.serving.feed import HISTORY_S, Feed, added
 from serving.fakes import FakeSampler, device, span, watched
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oomph.serving.peers import is_own, user_of
+from oomph.serving.guarding import is_own, user_of
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable  # noqa: PTH110
 

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from oomph.serving.stream import Hub, event
+from oomph.serving.feed import Hub, event
 from serving.fakes import no_greeting
 
 T = TypeVar("T")

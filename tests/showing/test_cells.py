@@ -7,7 +7,17 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomph.showing.cells import UNICODE, ansi, cut, fit, num_cells, sparkline, wrap
+from oomph.showing.terminal import (
+    UNICODE,
+    Column,
+    ansi,
+    cut,
+    fit,
+    lines,
+    num_cells,
+    sparkline,
+    wrap,
+)
 
 TEXT = st.text(st.sampled_from("ab 訓練é\u0301🙂-"), max_size=30)
 
@@ -50,3 +60,15 @@ def test_a_sparkline_shows_the_newest_at_its_right_and_unknown_as_a_gap() -> Non
 
 def test_prose_is_broken_between_words() -> None:
     assert list(wrap("the driver has not answered", 12)) == ["the driver", "has not", "answered"]
+
+
+def test_a_table_lines_up_by_cells_and_not_by_characters() -> None:
+    table = lines([Column("user", ["訓練", "bob"], align="<"), Column("GiB", ["1.0", "20.0"])])
+    assert {num_cells(ansi(line, colours=False)) for line in table} == {len("user  20.0")}
+
+
+def test_a_cell_may_be_a_styled_line() -> None:
+    bar = [("##", "green"), ("..", "dim")]
+    _, row = lines([Column("memory", [bar], align="<"), Column("GPUs", ["1"])])
+    assert row[:2] == bar
+    assert ansi(row, colours=False) == "##..       1"

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from serving.fakes import FakeSampler, device, process, span, watched
 
-from oomph.records.live import Job
-from oomph.records.sighting import Sighting
+from oomph.records.machine import Job, Sighting
 from oomph.serving.feed import Feed
-from oomph.showing.dashboard import as_frame, as_history, held_bytes
+from oomph.showing.serve import as_frame, as_history, held_bytes
 from oomph.units import GIB
 
 SECRET = "--key=hunter2"  # noqa: S105

@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomph.sensing.emulated import emulated_machine
-from oomph.showing.cells import ASCII
-from oomph.showing.gpu_row import bar_of, memory_of
+from oomph.sensing.devices import emulated_machine
+from oomph.showing.gpus import bar_of, memory_of
+from oomph.showing.terminal import ASCII
 from oomph.units import GIB
 
 GPU = emulated_machine("a100-80gb", now=0).gpus[0]

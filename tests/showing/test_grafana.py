@@ -20,8 +20,7 @@ from serving.fakes import FakeSampler, device, process, span, watched
 from serving.served import GUARD_S, Server, serving
 
 from oomph.serving.feed import Feed
-from oomph.showing.grafana import dashboard
-from oomph.showing.metrics import as_metrics
+from oomph.showing.serve import as_metrics, dashboard
 
 # What Grafana puts in for its variables.
 FILLED_IN = {"$__rate_interval": "8s", "$instance": ".*", "$gpu": ".*"}

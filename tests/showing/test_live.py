@@ -9,13 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oomph.records.live import Job, Look
-from oomph.records.machine import Device, Machine, Process
-from oomph.sensing.emulated import emulated_machine
-from oomph.showing.cells import ASCII, UNICODE, ansi, num_cells
+from oomph.records.machine import Device, Job, Look, Machine, Process
+from oomph.sensing.devices import emulated_machine
 from oomph.showing.live import Drawn, Frame, draw, draw_once
-from oomph.showing.live_history import LOOKS_PER_CELL, Histories
-from oomph.showing.live_view import Filter, Sort, View
+from oomph.showing.live_view import LOOKS_PER_CELL, Filter, Histories, Sort, View
+from oomph.showing.terminal import ASCII, UNICODE, ansi, num_cells
 from oomph.units import GIB
 
 EIGHT = emulated_machine("8xa100-80gb", now=0)
@@ -91,8 +89,8 @@ def test_a_lost_gpu_is_said_and_the_others_are_shown() -> None:
 
 
 def test_a_driver_that_does_not_answer_is_said_over_the_last_look() -> None:
-    lines = shown(replace(EIGHT, problem="NVML has not answered for 7 s")).splitlines()
-    assert lines[1] == "NVML has not answered for 7 s"
+    lines = shown(replace(EIGHT, problem="the driver has not answered for 7 s")).splitlines()
+    assert lines[1] == "the driver has not answered for 7 s"
     assert "56.2 of 79.1" in "\n".join(lines)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oomph.records.machine import Machine
-from oomph.sensing.emulated import emulated_machine
-from oomph.showing.live_history import LOOKS_PER_CELL, Histories, Track
+from oomph.sensing.devices import emulated_machine
+from oomph.showing.live_view import LOOKS_PER_CELL, Histories, Track
 
 GPU = emulated_machine("a100-80gb", now=0).gpus[0]
 

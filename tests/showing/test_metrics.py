@@ -11,7 +11,7 @@ from serving.fakes import FakeSampler, device, process, span, watched
 
 from oomph.records.machine import Process
 from oomph.serving.feed import Feed
-from oomph.showing.metrics import as_metrics
+from oomph.showing.serve import as_metrics
 from oomph.units import GIB
 
 Values = dict[tuple[str, ...], float]

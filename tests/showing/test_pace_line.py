@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oomph.records.pace import Pace
-from oomph.records.run import GpuSpan, Peak, WatchedGpu
-from oomph.showing.pace_line import pace_line
+from oomph.records.run import GpuSpan, Pace, Peak, WatchedGpu
+from oomph.showing.line import pace_line
 from oomph.units import GIB
 
 GPU = WatchedGpu(

@@ -11,11 +11,10 @@ from web.sample import sample
 
 from oomph.errors import Unreadable
 from oomph.explaining.diagnose import diagnose
-from oomph.planning.planned import Planned
+from oomph.exporting.planned import Planned
 from oomph.records.stored import LARGEST_FILE_BYTES
-from oomph.showing.plan_files import plan_files, read_plan_file, summary_of
-from oomph.showing.plan_page import plan_data, write_plan_page
-from oomph.showing.report_page import write_report_page
+from oomph.showing.plan import plan_data, plan_files, read_plan_file, summary_of, write_plan_page
+from oomph.showing.report import write_report_page
 from web import report_sample
 
 
@@ -61,7 +60,7 @@ def test_a_page_that_is_not_wholly_understood_is_refused(
     path = tmp_path / "plan.html"
     write_plan_page(*sample(), path)
     changed(path, before, after)
-    with pytest.raises(Unreadable, match="holds no plan"):
+    with pytest.raises(Unreadable, match="is not a plan"):
         read_plan_file(path)
 
 

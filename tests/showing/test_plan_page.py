@@ -13,7 +13,7 @@ from web.sample import nothing_fits, sample
 
 from oomph.errors import OomphError
 from oomph.showing import html_page
-from oomph.showing.plan_page import write_plan_page
+from oomph.showing.plan import write_plan_page
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "</script><script>hacked()</script><!--<script>\"'`\\\u2028\ud800${x}%policy%"

@@ -10,7 +10,7 @@ from predicting.test_assembly import predicted
 from predicting.test_scaling import trace_of
 
 from oomph.records.prediction import Prediction
-from oomph.showing.prediction import print_prediction
+from oomph.showing.predict import print_prediction
 from oomph.units import GIB
 
 
@@ -42,8 +42,8 @@ def test_every_unknown_is_named_with_what_would_settle_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = shown(FITTING, capsys)
-    assert "unknown: the CUDA context" in text
-    assert "settled by oomph calibrate" in text
+    assert "error bar: the CUDA context" in text
+    assert "measure it with oomph calibrate" in text
 
 
 def test_the_bar_is_to_scale(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,13 +68,16 @@ def test_a_time_that_nobody_can_tell_is_left_out(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"attention": "sdpa"}, "fp32, fused attention"),
-        ({"loss": "chunked"}, "fp32, loss in pieces"),
-        ({"optimizer_in_backward": True}, "fp32, optimizer in backward"),
-        ({"offload_activations": True}, "fp32, activations offloaded"),
-        ({"offload_optimizer": True}, "fp32, optimizer offloaded"),
-        ({"adapters": "qlora"}, "fp32, adapters: qlora"),
-        ({"expandable_segments": True}, "fp32, expandable segments"),
+        ({"attention": "sdpa"}, "fp32, sdpa"),
+        ({"loss": "chunked"}, "fp32, chunked-loss"),
+        ({"optimizer_in_backward": True}, "fp32, optimizer-in-backward"),
+        ({"offload_activations": True}, "fp32, offload-activations"),
+        ({"offload_optimizer": True}, "fp32, offload-optimizer"),
+        ({"adapters": "qlora"}, "fp32, qlora"),
+        ({"expandable_segments": True}, "fp32, expandable-segments"),
+        ({"channels_last": True}, "fp32, channels-last"),
+        ({"checkpointing": "blocks:0-3"}, "fp32, recompute 0-3"),
+        ({"optimizer": "foreach"}, "fp32, foreach-optimizer"),
     ],
 )
 def test_the_verdict_names_what_is_not_as_it_was_given(

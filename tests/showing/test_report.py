@@ -15,7 +15,7 @@ from web.report_sample import sample
 from oomph.explaining.compare import compare
 from oomph.explaining.diagnose import diagnose
 from oomph.records.run import Run
-from oomph.showing.comparison import print_comparison
+from oomph.showing.compare import print_comparison
 from oomph.showing.report import print_report
 from oomph.units import GIB
 
@@ -126,7 +126,7 @@ def test_a_comparison_has_both_figures_and_what_came_and_went(
     fast = run_of(spans((60, 0.95)), step_spans=[steps(0.0, step_s=0.5)], peaks=[peak(75 * GIB)])
     print_comparison(compare(diagnose(slow), diagnose(fast)))
     text = capsys.readouterr().out
-    assert re.search(r"time of a step +1 s +0\.5 s +-50% +better", text)
+    assert re.search(r"time of a step +1 s +500 ms +-50% +better", text)
     assert re.search(r"waiting for data +40% +0% +-40 points +better", text)
     assert re.search(r"peak memory +70\.0 GiB +75\.0 GiB +\+7%\s", text)
     assert "gone: the GPU waits for data" in text

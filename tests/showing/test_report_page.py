@@ -12,7 +12,7 @@ from web.report_sample import sample
 from oomph.errors import OomphError
 from oomph.explaining.diagnose import diagnose
 from oomph.records.run import Run
-from oomph.showing.report_page import write_report_page
+from oomph.showing.report import write_report_page
 from showing.test_plan_page import HOSTILE, data_of
 
 MEGABYTE = 1_000_000

@@ -9,7 +9,7 @@ from explaining.runs import event, gpu, host, run_of, span, spans, steps
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomph.showing.series import (
+from oomph.showing.report import (
     Point,
     busy_of,
     cpu_of,

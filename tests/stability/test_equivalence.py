@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from oomph.records.check import AccumulationCheck
-from oomph.stability.equivalence import check_accumulation, fitted
+from oomph.stability.coupling import fitted
+from oomph.stability.equivalence import check_accumulation
 from oomph.stability.examples import take
 from stability.accumulations import CASES, CLASSES, WIDTH, Case, cross_entropy, mlp, rows
 

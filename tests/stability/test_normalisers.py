@@ -21,4 +21,4 @@ IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
     ],
 )
 def test_labels_are_likelier_than_inputs_with_the_same_numbers(batch: Any, labels: str) -> None:
-    assert labels in next(iter(weighings(batch, []))).said
+    assert labels in next(iter(weighings(batch, []))).counted

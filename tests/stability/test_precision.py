@@ -8,25 +8,21 @@ from typing import Any
 import pytest
 import torch
 
+from oomph.pretending.autocast import guard, known_to_models
 from oomph.records.check import PrecisionCheck
-from oomph.stability.cuda_casts import CudaCasts, known_to_models
+from oomph.rehearsing.child import in_a_child
+from oomph.stability.calls import ModuleTracker
 from oomph.stability.examples import take
-from oomph.stability.low_precision import LowPrecision
-from oomph.stability.precision import check_precision
-from oomph.stability.precision_gaps import resolved_values
+from oomph.stability.precision import LowPrecision, check_precision, resolved_values
 from oomph.stability.trial import Trial
-from oomph.stability.whereabouts import Whereabouts
-from oomph.tracing import autocast
-from oomph.tracing.child import in_a_child
 from stability.precisions import CASES, Case
 
 NUM = 8
-CASTS = CudaCasts(autocast.installed, autocast.guard)
 Found = dict[str, dict[str, PrecisionCheck]]
 
 
 def checks_of(case: Case) -> dict[str, PrecisionCheck]:
-    found = check_precision(case.workload, take(case.batch, NUM), CASTS)
+    found = check_precision(case.workload, take(case.batch, NUM))
     return {check.dtype: check for check in found}
 
 
@@ -110,8 +106,8 @@ def dtypes_under_autocast() -> dict[str, str]:
         "pow": lambda: (x @ weight) ** 2,
     }
     with (
-        known_to_models(CASTS),
-        CASTS.switched_on(),
+        known_to_models(),
+        guard(),
         torch.autocast("cuda", dtype=torch.float16),
     ):
         found = {name: str(op().dtype) for name, op in ops.items()}
@@ -141,7 +137,7 @@ def test_the_ops_that_cuda_casts_are_cast_to_what_cuda_casts_them_to() -> None:
 
 def test_products_add_up_in_fp32_as_tensor_cores_do() -> None:
     ones = torch.ones(1, 4096, dtype=torch.float16)
-    with LowPrecision(Whereabouts(torch.nn.Identity())):
+    with LowPrecision(ModuleTracker(torch.nn.Identity())):
         product = ones @ (ones.T + 2.0**-9)
     # In fp16, 2048 and a little would not grow any more.
     assert product.item() == torch.tensor(4096 * (1 + 2.0**-9)).half().item()

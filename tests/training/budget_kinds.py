@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from rehearsing.zoo.attention import TransformerBlock, Vit
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch names it
-from tracing.zoo.attention import TransformerBlock, Vit
 
 from training.stepper_kinds import (
     CLASS_WEIGHTS,

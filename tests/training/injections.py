@@ -26,7 +26,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import oomph
-from oomph.training import rollback_update, stepper_update
+from oomph.training import update
 
 WIDTH, MOST_EXAMPLES = 6, 6
 WRAPS = ("ddp", "compile(ddp)", "ddp(compile)", "inside", "around")
@@ -248,11 +248,11 @@ def everywhere(strikes: Strikes, step: Any, bare: Any) -> Iterator[None]:
     middle = bare.body[2].weight
     handle = middle.register_hook(lambda _: strikes.at("backward"))
     clip = before(strikes, "clip", nn.utils.clip_grad_norm_)
-    copy = before(strikes, "copy", rollback_update.UpdateCopy)
+    copy = before(strikes, "copy", update.UpdateCopy)
     with ExitStack() as stack:
         stack.callback(handle.remove)
         stack.enter_context(mock.patch.object(torch.nn.utils, "clip_grad_norm_", clip))
-        stack.enter_context(mock.patch.object(stepper_update, "UpdateCopy", copy))
+        stack.enter_context(mock.patch.object(update, "UpdateCopy", copy))
         yield
 
 

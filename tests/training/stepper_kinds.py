@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from rehearsing.zoo.attention import Vit
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch names it
 from torch.utils._python_dispatch import TorchDispatchMode
-from tracing.zoo.attention import Vit
+from tricks import language_models
 
-from oomph.training.checkpointing import checkpoint_blocks
-from oomph.training.low_rank import put_adapters
-from training import language_models
+from oomph.tricks.checkpointing import checkpoint_blocks
+from oomph.tricks.lora import put_adapters
 
 NUM = 12  # examples in a batch: 12, 6, 3 and 1 at a time
 MESSAGE = (

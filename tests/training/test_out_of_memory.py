@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from oomph.training.out_of_memory import is_out_of_memory, which_memory
+from oomph.out_of_memory import is_out_of_memory, which_memory
 
 # One for each family of wordings, as people have posted them in issues on GitHub.
 ON_GPU = [

@@ -14,18 +14,20 @@ from planning.plans import plan_of
 from torch import nn
 
 from oomph.errors import UsageError
-from oomph.records.plan import Reach
-from oomph.records.workload import How
-from oomph.training.recovery import (
-    PlannedReach,
+from oomph.records.plan import MicroBatchLimits
+from oomph.records.workload import Variant
+from oomph.training.recovery import LastResorts, release, text_of
+from oomph.training.sizes import (
+    _GROW_AFTER,
+    PlannedSizes,
+    Sizes,
+    bucket_of,
+    divisors,
+    next_size,
     planned_sizes,
     predicted_bytes,
-    reach_of,
-    release,
-    said_by,
+    predictor_of,
 )
-from oomph.training.recovery_sizes import _GROW_AFTER, Sizes, bucket_of, divisors, next_size
-from oomph.training.recovery_tricks import LastResorts
 from training.stepper_kinds import MESSAGE
 
 
@@ -52,7 +54,7 @@ def test_what_the_frames_of_an_error_hold_is_dropped() -> None:
 
 
 def test_what_an_error_said_is_one_line() -> None:
-    assert said_by(RuntimeError("CUDA error:\n  out of memory")) == "CUDA error: out of memory"
+    assert text_of(RuntimeError("CUDA error:\n  out of memory")) == "CUDA error: out of memory"
 
 
 @given(num=st.integers(1, 500), data=st.data())
@@ -120,9 +122,9 @@ def test_a_plan_knows_what_fits_into_what_is_free() -> None:
     assert whole == plan.prediction.reserved_bytes
     enough_for_four = predicted_bytes(plan.prediction, 4)
     assert enough_for_four < whole
-    assert planned_sizes(plan, lambda: enough_for_four)(32, 8) == 4
-    assert planned_sizes(plan, lambda: 0)(32, 8) == 1
-    assert planned_sizes(plan, lambda: None)(32, 8) is None
+    assert predictor_of(plan, lambda: enough_for_four)(32, 8) == 4
+    assert predictor_of(plan, lambda: 0)(32, 8) == 1
+    assert predictor_of(plan, lambda: None)(32, 8) is None
 
 
 class Block(nn.Module):
@@ -139,48 +141,53 @@ def stack() -> nn.Module:
 
 
 def test_tricks_are_switched_on_one_after_the_other() -> None:
-    resorts = LastResorts(stack(), How())
+    resorts = LastResorts(stack(), Variant(micro_batch=1))
     assert resorts.switch_on("gpu") == "recomputing 4 blocks in backward"
     assert resorts.switch_on("gpu") == "offloading activations to the host"
-    assert resorts.how == How(checkpointing="blocks", offload_activations=True)
+    assert resorts.variant == Variant(
+        micro_batch=1, checkpointing="blocks", offload_activations=True
+    )
     assert resorts.switch_on("gpu") is None
 
 
 def test_only_what_is_not_recomputed_yet_is() -> None:
-    from oomph.training.checkpointing import checkpoint_blocks
+    from oomph.tricks.checkpointing import checkpoint_blocks
 
     model = stack()
     checkpoint_blocks(model, "every-2")
-    assert LastResorts(model, How(checkpointing="every-2")).switch_on("gpu") == (
+    assert LastResorts(model, Variant(micro_batch=1, checkpointing="every-2")).switch_on("gpu") == (
         "recomputing 2 blocks in backward"
     )
 
 
 def test_a_trick_that_is_on_or_cannot_help_is_passed_over() -> None:
-    assert LastResorts(nn.Linear(1, 1), How()).switch_on("host") is None
+    assert LastResorts(nn.Linear(1, 1), Variant(micro_batch=1)).switch_on("host") is None
     assert (
-        LastResorts(stack(), How(offload_activations=True), ("offload",)).switch_on("gpu") is None
+        LastResorts(
+            stack(), Variant(micro_batch=1, offload_activations=True), ("offload",)
+        ).switch_on("gpu")
+        is None
     )
     with pytest.raises(UsageError, match="'magic' cannot be switched on"):
-        LastResorts(stack(), How(), ("magic",))
+        LastResorts(stack(), Variant(micro_batch=1), ("magic",))
 
 
 # ---- how far a plan's replays reach --------------------------------------------------------------
 
 
-def reach(fit: float, too_many: float = 1000.0) -> PlannedReach:
-    return PlannedReach(Reach(fit=fit, too_many=too_many, elements=100), 100)
+def reach(fit: float, too_many: float = 1000.0) -> PlannedSizes:
+    return PlannedSizes(MicroBatchLimits(fit=fit, too_many=too_many, elements=100), 100)
 
 
 def test_a_plan_that_says_nothing_of_other_sizes_has_no_reach() -> None:
-    assert reach_of(None) is None
-    assert reach_of(plan_of(micro_batch=8)) is None
-    unknown = Reach(fit=9.0, too_many=10.0, elements=None)
-    assert reach_of(replace(plan_of(micro_batch=8), reach=unknown)) is None
+    assert planned_sizes(None) is None
+    assert planned_sizes(plan_of(micro_batch=8)) is None
+    unknown = MicroBatchLimits(fit=9.0, too_many=10.0, elements=None)
+    assert planned_sizes(replace(plan_of(micro_batch=8), reach=unknown)) is None
 
 
 def test_training_begins_with_what_the_replays_of_the_plan_let_through() -> None:
-    sizes = Sizes(8, reach=reach(13.9))
+    sizes = Sizes(8, planned=reach(13.9))
     assert sizes.size_for(48, 100) == 12  # 8 is what kernels like, and 13 does not divide 48
     assert sizes.size_for(48, 101) == 8  # longer than what was planned with
 
@@ -202,7 +209,7 @@ def test_more_are_not_tried_than_the_plan_has_ruled_out() -> None:
 
 
 def test_what_fails_though_it_was_planned_is_not_begun_with_again() -> None:
-    sizes = Sizes(8, reach=reach(13.9))
+    sizes = Sizes(8, planned=reach(13.9))
     assert sizes.failed(48, 100, 12) == 6
     assert sizes.size_for(48, 100) == 6
     assert sizes.size_for(48, 50) == 24

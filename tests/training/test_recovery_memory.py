@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomph.records.plan import Reach
-from oomph.training.recovery import PlannedReach
-from oomph.training.recovery_memory import Measurements, Reading
-from oomph.training.recovery_sizes import Sizes
+from oomph.records.plan import MicroBatchLimits
+from oomph.training.sizes import CudaMemory, Measurements, PlannedSizes, Reading, Sizes
 
 WEIGHTS, GRADIENTS = 1000, 1000
 
 
-class Gpu:
+class Gpu(CudaMemory):
     """Memory that a model takes by a rule, and torch's way of counting it."""
 
     segment_bytes = 0
@@ -201,8 +199,8 @@ def test_what_was_measured_of_other_lengths_is_not_asked_where_the_plan_knows() 
     """Lengths that only longer ones are known of would be taken to go with the square."""
     gpu = Gpu(5_000, linear)
     measured = Measurements(gpu, gpu.gradient_bytes_to_come)
-    known = PlannedReach(Reach(fit=12.5, too_many=15.0, elements=20), 20)
-    sizes = Sizes(8, measured=measured, may_grow=lambda: True, reach=known)
+    known = PlannedSizes(MicroBatchLimits(fit=12.5, too_many=15.0, elements=20), 20)
+    sizes = Sizes(8, measured=measured, may_grow=lambda: True, planned=known)
     gpu.run(measured, 48, 5, 48)
     sizes.fitted(48, 5, 48)
     assert sizes.size_for(48, 20) == 12

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from oomph.training.rollback import Rollback
-from oomph.training.rollback_update import UpdateCopy
+from oomph.training.update import UpdateCopy
 
 
 class Model(nn.Module):
@@ -89,10 +89,10 @@ def test_gradients_that_were_there_come_back() -> None:
 def test_a_buffer_that_does_not_change_is_copied_once() -> None:
     model = Model()
     rollback = taken(model)
-    kept = {each.name: each.copy for each in rollback._state._others.kept.values()}
+    kept = {each.name: each.copy for each in rollback._small.kept.values()}
     model(torch.randn(5, 4))
     rollback.take()
-    again = {each.name: each.copy for each in rollback._state._others.kept.values()}
+    again = {each.name: each.copy for each in rollback._small.kept.values()}
     assert again["still"] is kept["still"]
     assert again["norm.running_mean"].eq(model.norm.running_mean).all()
 

@@ -432,10 +432,37 @@ def test_a_large_tensor_in_an_attribute_is_not_kept_alive_and_named_if_it_is_los
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rollback_state, "_MOST_NEAR_BYTES", 64)
+    monkeypatch.setattr(rollback_state, "_MOST_COUNTER_BYTES", 0)
     job = Job(Activations)
     with pytest.raises(OomphError, match="cannot undo") as caught:
         job.train({3: [1]})
     assert "last" in (caught.value.because or "")
+
+
+class Counting(nn.Module):
+    """Has a table beyond what is copied, and a counter after it, as metrics have."""
+
+    def __init__(self, counts_in: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.table, self.seen = torch.zeros(100), torch.zeros(1)
+        self.counts_in = counts_in
+
+    def forward(self, x: Any) -> Any:
+        getattr(self, self.counts_in).add_(1)
+        return self.linear(x)
+
+
+def test_a_counter_is_set_back_beside_a_table_that_is_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollback_state, "_MOST_NEAR_BYTES", 64)
+    monkeypatch.setattr(rollback_state, "_MOST_COUNTER_BYTES", 4)
+    expected = Job(lambda: Counting("seen")).train({})
+    assert_equal(Job(lambda: Counting("seen")).train({6: [1]}).state(), expected.state())
+    with pytest.raises(OomphError, match="cannot undo") as caught:
+        Job(lambda: Counting("table")).train({6: [1]})
+    assert "table" in (caught.value.because or "")
 
 
 def test_what_exceeds_the_copies_of_the_first_step_is_named(

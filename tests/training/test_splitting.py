@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch.nn.utils import rnn
 
 from oomph.errors import UsageError
-from oomph.training.examples import dims_given, elements_per_example, num_examples
-from oomph.training.splitting import moved, piece_sizes, split
+from oomph.stability.examples import dims_given, elements_per_example, num_examples
+from oomph.training.micro_batches import moved, piece_sizes, split
 
 Pair = namedtuple("Pair", ["x", "y"])
 

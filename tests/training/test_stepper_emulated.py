@@ -15,9 +15,9 @@ from torch.nn import functional as F  # noqa: N812 - as torch names it
 
 import oomph
 from oomph.errors import OomphError
-from oomph.records.plan import Reach
-from oomph.training.recovery_sizes import divisors
-from oomph.verbs.plans import trick_names
+from oomph.records.plan import MicroBatchLimits
+from oomph.training.sizes import divisors
+from oomph.verbs.plan import trick_names
 
 pytestmark = pytest.mark.skipif(
     "emulated_gpu" not in oomph.__all__, reason="there is no emulated GPU yet"
@@ -223,7 +223,7 @@ def test_shorter_examples_than_were_planned_with_begin_with_more_at_a_time() -> 
 def test_batch_norm_is_shown_no_other_size_than_was_planned() -> None:
     plan = replace(
         plan_of(micro_batch=2, accumulation=16),
-        reach=Reach(fit=30.0, too_many=40.0, elements=32 * WIDTH + 32),
+        reach=MicroBatchLimits(fit=30.0, too_many=40.0, elements=32 * WIDTH + 32),
     )
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(32), nn.Linear(WIDTH, 10))
     with oomph.emulated_gpu("96MiB"):

@@ -103,11 +103,11 @@ class Run:
         )
         update = stepper._attempts.update
 
-        def updated(factor: float) -> Any:  # what fails in it is tested elsewhere
+        def updated() -> Any:  # what fails in it is tested elsewhere
             self.injector.disarm()
-            return update(factor)
+            return update()
 
-        updated.finish = update.finish  # type: ignore[attr-defined]
+        updated.finish, updated.scale = update.finish, update.scale  # type: ignore[attr-defined]
         stepper._attempts.update = updated  # type: ignore[assignment]
         return stepper
 

@@ -133,8 +133,8 @@ def test_the_scale_of_fp16_the_sizes_and_the_tricks_are_kept() -> None:
     first = Job(torch.float32, precision="fp16")
     data = batches(torch.float32)
     first.step((data[0][0] * float("inf"), data[0][1]))  # halves the scale
-    assert first.step._passes.scaler is not None
-    scale = first.step._passes.scaler.get_scale()
+    assert first.step._attempts.scaler is not None
+    scale = first.step._attempts.scaler.get_scale()
     first.most = 0
     switch_on = first.step._recovery.resorts.switch_on
 
@@ -147,9 +147,9 @@ def test_the_scale_of_fp16_the_sizes_and_the_tricks_are_kept() -> None:
         first.step(batch)
     second = Job(torch.float32, precision="fp16")
     second.load(saved(first))
-    assert second.step._passes.scaler is not None
-    assert second.step._passes.scaler.get_scale() == scale < 2.0**16
-    assert second.step._recovery.resorts.how.checkpointing == "blocks"
+    assert second.step._attempts.scaler is not None
+    assert second.step._attempts.scaler.get_scale() == scale < 2.0**16
+    assert second.step._recovery.resorts.variant.checkpointing == "blocks"
     assert second.step.num_ooms == first.step.num_ooms
     second.most = 4
     for batch in data[4:]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from oomph.errors import UsageError
-from oomph.training.weights import labels_of, weigher, weights_of
+from oomph.training.micro_batches import labels_of, weigher, weights_of
 
 LABELS = torch.tensor([[1, 2, -100], [-100, -100, 3], [4, 5, 6]])
 
@@ -40,17 +40,17 @@ def test_labels_are_found_by_name_or_as_the_last(batch: Any) -> None:
 
 @pytest.mark.parametrize("batch", [{"x": LABELS}, (0, torch.zeros(3)), SimpleNamespace(), ()])
 def test_where_no_labels_are_found_it_says_so(batch: Any) -> None:
-    with pytest.raises(UsageError, match="no labels are found"):
+    with pytest.raises(UsageError, match="no labels were found"):
         labels_of(batch)
 
 
 def test_a_batch_in_which_nothing_counts_is_refused() -> None:
-    with pytest.raises(UsageError, match="weigh 0, 0"):
+    with pytest.raises(UsageError, match="have the weights 0, 0"):
         weights_of([{"labels": LABELS[:1, 2:]}] * 2, [1, 1], weigher("tokens"))
     with pytest.raises(UsageError, match="weigh"):
         weights_of([0, 1], [1, 1], weigher(lambda piece: float("nan") if piece else 1.0))
 
 
 def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(UsageError, match="'median' is nothing"):
+    with pytest.raises(UsageError, match="weight='median' is unknown"):
         weigher("median")  # type: ignore[arg-type]

@@ -13,20 +13,18 @@ from typing import Any
 import pytest
 
 import oomph
-from oomph.errors import UsageError
 from oomph.planning.choices import variants
-from oomph.planning.search import NEAR_RATIO
-from oomph.planning.tricks import NAMES
-from oomph.predicting.workspace_replays import replay_trace
-from oomph.records.plan import Plans, Preference
+from oomph.planning.plans import Search
+from oomph.planning.ranking import NEAR_RATIO
+from oomph.planning.rehearsals import choices_of, first_look
+from oomph.predicting.demand import replay_trace
+from oomph.records.generation import trace_capability
+from oomph.records.plan import PlanOptions, Plans, Preference
 from oomph.records.prediction import Prediction, Verdict
 from oomph.records.workload import Variant
-from oomph.tracing import traces
-from oomph.tracing.many import Rehearser, with_rehearser
-from oomph.training import apply
-from oomph.verbs.plan_search import Search
-from oomph.verbs.rehearsals import Asked, choices_of
-from oomph.verbs.targets import find_target
+from oomph.rehearsing.traces import Rehearser, with_rehearser
+from oomph.sensing.target import find_target
+from oomph.tricks.trick import NAMES
 
 # 8.4 MB of weights, and 2.5 MiB of activations an example in each block.
 TRAIN = """
@@ -64,7 +62,7 @@ FEWER_PAIRS = "among_pairs(model(batch), 4096)"
 ODD = "is_odd_or(False, model(batch))"
 ODD_IN_FP16 = "is_odd_or(not torch.is_autocast_enabled('cuda'), model(batch))"
 GPU = "v100-16gb"
-NO_LINE = "no line in the micro-batch"
+NOT_LINEAR = "memory does not grow linearly with the micro-batch"
 
 
 def file_with(loss: str, directory: Path) -> str:
@@ -85,8 +83,8 @@ def assert_true(plans: Plans, workload: str) -> None:
     def rehearse(rehearser: Rehearser) -> list[int]:
         return [replay_trace(rehearser.trace(one)).peak_reserved_bytes for one in variants]
 
-    capability = traces.kind_of(find_target(GPU, None).capability)
-    reserved = with_rehearser((Path(place), name), capability, apply, rehearse)
+    capability = trace_capability(find_target(GPU, None).capability)
+    reserved = with_rehearser((Path(place), name), capability, rehearse)
     for plan, expected in zip(plans, reserved, strict=True):
         assert plan.prediction.reserved_bytes == pytest.approx(expected, rel=0.02), plan
 
@@ -105,7 +103,7 @@ def test_where_no_family_is_a_line_some_micro_batches_are_rehearsed_and_compared
     assert all(plan.batch_size == 64 for plan in plans)
     assert {plan.micro_batch for plan in plans} <= {64, 16, 4}
     assert plans.largest_micro_batch is None
-    assert NO_LINE in whys(plans)["micro-batches other than 64, 16, 4"]
+    assert NOT_LINEAR in whys(plans)["micro-batches other than 64, 16, 4"]
     assert_true(plans, workload)
 
 
@@ -114,7 +112,7 @@ def test_a_family_that_a_rehearsal_far_away_refutes_is_left_out_and_no_plan_is_w
 ) -> None:
     workload = file_with(FEWER_PAIRS, tmp_path)
     plans = oomph.plan(workload, gpu=GPU, gpu_memory="900MiB")
-    assert NO_LINE in whys(plans)["fp16"]
+    assert NOT_LINEAR in whys(plans)["fp16"]
     assert "micro-batches other than 64, 16, 4" not in whys(plans)
     assert plans.best is not None
     assert all(plan.precision != "fp16" for plan in plans)
@@ -147,11 +145,11 @@ def test_no_largest_micro_batch_is_told_where_pairs_of_examples_would_outgrow_it
 def test_what_another_question_found_to_be_no_line_is_not_told_here(tmp_path: Path) -> None:
     workload = file_with(ODD_IN_FP16, tmp_path)
     both = whys(oomph.plan(workload, gpu=GPU, gpu_memory="900MiB"))
-    assert NO_LINE in both["fp16"]
-    assert NO_LINE in both["checkpointing blocks, fp16"]
+    assert NOT_LINEAR in both["fp16"]
+    assert NOT_LINEAR in both["checkpointing blocks, fp16"]
     one = whys(oomph.plan(workload, gpu=GPU, gpu_memory="900MiB", forbid=["fp16"]))
     assert one["fp16"] == "forbidden"
-    assert not any(NO_LINE in why for why in one.values())
+    assert not any(NOT_LINEAR in why for why in one.values())
 
 
 def test_micro_batches_of_one_example_need_no_line(tmp_path: Path) -> None:
@@ -214,23 +212,24 @@ def test_what_a_prediction_says_fits_is_not_passed_over(memory: str, tmp_path: P
     place, name = file_with(PLAIN, tmp_path).rsplit(":", 1)
     target = find_target(GPU, memory)
     tricks = "accumulation", "fp16", "checkpointing", "optimizer-in-backward", "8-bit-optimizer"
-    asked = Asked(forbid=frozenset(only(*tricks)))
+    options = PlanOptions(forbid=frozenset(only(*tricks)))
 
     def ask(rehearser: Rehearser) -> tuple[Plans, list[tuple[Prediction, Verdict | None]]]:
-        search = Search(asked, target, "train", lambda _: None, draws=False)
-        drawn, rehearsed = search.run(rehearser)
-        every = variants(choices_of(rehearsed, asked, target.capability, 2))
-        figures = search.figures
-        return drawn.plans, [
+        rehearsed = first_look(rehearser)
+        search = Search(options, target, rehearsed, lambda _: None, rehearser=rehearser)
+        plans = search.plans("train")
+        every = variants(choices_of(rehearsed, options, target.capability, 2))
+        estimates = search.estimates
+        return plans, [
             (
-                figures.predicted(one, is_exact=True),
-                figures.check(one).fits if figures.lines.knows(one) else None,
+                estimates.predicted(one, is_exact=True),
+                estimates.check(one).fits if estimates.knows(one) else None,
             )
             for one in every
         ]
 
-    capability = traces.kind_of(target.capability)
-    plans, tried = with_rehearser((Path(place), name), capability, apply, ask)
+    capability = trace_capability(target.capability)
+    plans, tried = with_rehearser((Path(place), name), capability, ask)
     assert {told for _, told in tried} > {None}, "nothing was compared"
     for prediction, told in tried:
         assert told in (None, prediction.fits), prediction.variant
@@ -277,9 +276,8 @@ def test_a_prediction_of_the_recommended_plan_says_the_same_and_rehearses_nothin
     workload = f"{path}:workload"
     plans = oomph.plan(workload, gpu=GPU, gpu_memory=memory)
     assert plans.best is not None
-    monkeypatch.setattr("oomph.tracing.traces.trace", None)
-    monkeypatch.setattr("oomph.tracing.traces.trace_exactly", None)
-    monkeypatch.setattr("oomph.tracing.many.with_rehearser", None)
+    monkeypatch.setattr("oomph.rehearsing.traces.trace", None)
+    monkeypatch.setattr("oomph.rehearsing.traces.with_rehearser", None)
     variant = plans.best.variant
     offload = {"activations": variant.offload_activations, "optimizer": variant.offload_optimizer}
     alone = oomph.predict(
@@ -321,7 +319,7 @@ def test_hybrid_sharding_is_recommended_where_it_is_the_only_way_to_share(tmp_pa
 def test_on_several_gpus_the_finer_ways_are_compared_where_they_may_help(tmp_path: Path) -> None:
     workload = file_with(PLAIN, tmp_path)
 
-    def asked(prefer: Preference, memory: str) -> Plans:
+    def options(prefer: Preference, memory: str) -> Plans:
         return oomph.plan(
             workload,
             gpu=GPU,
@@ -333,11 +331,11 @@ def test_on_several_gpus_the_finer_ways_are_compared_where_they_may_help(tmp_pat
         )
 
     # On one GPU and on two: no block, every block, a part of each, or activations on the host.
-    smallest = asked("memory", "3GiB")
+    smallest = options("memory", "3GiB")
     assert smallest.num_candidates == 2 * 4
     assert_true(smallest, workload)
     # The whole fits on one: there is nothing that two could gain by them.
-    roomy = asked("balance", "16GiB")
+    roomy = options("balance", "16GiB")
     assert roomy.num_candidates == 3 + 2
     assert any("only save memory" in why for why in whys(roomy).values())
 
@@ -350,7 +348,7 @@ def test_more_gpus_than_a_machine_has_are_planned_for_without_a_time(tmp_path: P
     assert plans.best is not None
     assert plans.best.gpus == 16
     assert plans.best.relative_time is None
-    assert "nobody knows" in plans.best.why
+    assert "its time is unknown" in plans.best.why
 
 
 def test_one_gpu_is_recommended_where_it_will_do_and_the_faster_ones_are_shown(
@@ -401,7 +399,9 @@ def test_what_a_model_does_not_bear_is_left_out_and_the_rest_is_planned(
     assert plans.best is not None
     assert why in whys(plans)[what]
     assert not any(what in {trick.name for trick in plan.tricks} for plan in plans)
-    monkeypatch.setattr("oomph.tracing.many.with_rehearser", None)  # and it is known from now on
+    monkeypatch.setattr(
+        "oomph.rehearsing.traces.with_rehearser", None
+    )  # and it is known from now on
     assert whys(oomph.plan(workload, gpu=GPU, gpu_memory="1GiB")) == whys(plans)
 
 
@@ -430,12 +430,12 @@ def import_string(name: str) -> Any:
 @pytest.mark.parametrize(
     ("place", "hit"),
     [
-        ("oomph.predicting.ways.Ways.footprint", {"precision": "fp16"}),
-        ("oomph.predicting.ways.Ways.least_bytes", {"optimizer": "fused"}),
-        ("oomph.predicting.ways.Ways.reserved_bytes", {"checkpointing": "blocks"}),
-        ("oomph.predicting.ways.Ways.seconds", {"precision": "fp16"}),
-        ("oomph.verbs.plan_figures.Figures._weights", {"optimizer": "fused"}),
-        ("oomph.tracing.many.Rehearser.trace", {"checkpointing": "blocks"}),
+        ("oomph.predicting.combinations.Combinations.footprint", {"precision": "fp16"}),
+        ("oomph.predicting.combinations.Combinations.least_bytes", {"optimizer": "fused"}),
+        ("oomph.predicting.combinations.Combinations.reserved_bytes", {"checkpointing": "blocks"}),
+        ("oomph.predicting.combinations.Combinations.seconds", {"precision": "fp16"}),
+        ("oomph.planning.estimates.Estimates._demand", {"optimizer": "fused"}),
+        ("oomph.rehearsing.traces.Rehearser.trace", {"checkpointing": "blocks"}),
     ],
 )
 def test_a_way_to_train_that_fails_is_left_out_and_ends_no_plan(
@@ -462,21 +462,11 @@ def test_a_way_to_train_that_fails_is_left_out_and_ends_no_plan(
 def test_fused_attention_that_a_model_does_not_bear_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though it would be on every other way to train."""
-    from oomph.training import apply as tricks
-
-    original = tricks.put_on_model
-
-    def put_on_model(model: Any, how: Any) -> Any:
-        if how.attention == "sdpa":
-            raise UsageError("Net has no fused attention")
-        return original(model, how)
-
-    monkeypatch.setattr(tricks, "put_on_model", put_on_model)
-    monkeypatch.setattr("oomph.training.possible.attention_is", lambda _: "eager")
+    """Though it would be on every other variant."""
+    monkeypatch.setattr("oomph.tricks.apply.attention_is", lambda _: "eager")
     plans = oomph.plan(file_with(PLAIN, tmp_path), gpu=GPU, gpu_memory="900MiB")
     assert plans.best is not None
-    assert whys(plans)["sdpa"] == "Net has no fused attention"
+    assert "the attention of Sequential cannot be exchanged from outside" in whys(plans)["sdpa"]
 
 
 HF = """

@@ -11,9 +11,11 @@ from explaining.kept import keep
 from explaining.runs import peak, run_of, spans
 
 import oomph
-from oomph.records.run_summary import RunSummary
+from oomph.monitoring.diary import RunStart
+from oomph.monitoring.diary_reader import read_start
+from oomph.records.run import RunSummary
+from oomph.serving import application
 from oomph.units import GIB
-from oomph.verbs import serving
 
 OLD = replace(run_of(spans((10, 0.0), (80, 0.25))), id="20261116-060000-aaaa")
 NEW = replace(
@@ -44,17 +46,23 @@ def test_the_dashboard_reads_as_many_runs_as_it_lists_and_counts_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(replace(OLD, id="20261115-060000-cccc"), tmp_path)
-    monkeypatch.setattr(serving, "_MOST_RUNS", 2)
-    listed = serving._runs()
+    monkeypatch.setattr(application, "MAX_RUNS", 2)
+    read = list[str]()
+
+    def noted(directory: Path) -> RunStart:
+        read.append(directory.name)
+        return read_start(directory)
+
+    monkeypatch.setattr("oomph.monitoring.diary_reader.read_start", noted)
+    listed = application.Content().runs()
     assert [run["id"] for run in listed["runs"]] == [NEW.id, OLD.id]
     assert listed["num_runs"] == 3
-    summed_up = {path.parent.name for path in tmp_path.glob("*/summary.json")}
-    assert summed_up == {NEW.id, OLD.id}  # the third was not read
-    page = serving._run("20261115-060000-cccc")
+    assert set(read) == {NEW.id, OLD.id}  # the third was not read
+    page = application.Content().run("20261115-060000-cccc")
     assert page is not None
     assert page["state"] == "ended"
-    assert serving._run("20261115") is None
-    assert serving._run("../20261115-060000-cccc") is None
+    assert application.Content().run("20261115") is None
+    assert application.Content().run("../20261115-060000-cccc") is None
 
 
 def test_a_run_that_is_not_there_is_an_error_with_a_cure() -> None:

@@ -15,8 +15,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from oomph.explaining.diagnose import diagnose
 from oomph.records.plan import Plans, Timeline
 from oomph.records.run import Run
-from oomph.showing.plan_page import write_plan_page
-from oomph.showing.report_page import write_report_page
+from oomph.showing.plan import write_plan_page
+from oomph.showing.report import write_report_page
 from web import report_sample
 from web.sample import sample
 

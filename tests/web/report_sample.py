@@ -21,7 +21,7 @@ from oomph.records.run import (
     StepSpan,
     WatchedGpu,
 )
-from oomph.showing.report_page import write_report_page
+from oomph.showing.report import write_report_page
 from oomph.units import GIB
 
 LASTED_S = 1500

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from oomph.predicting.assembly import Card, assemble
 from oomph.predicting.overhead import Interval
+from oomph.predicting.prediction import Card, assemble
 from oomph.predicting.timeline import timeline_of
 from oomph.records.plan import Plan, Plans, Rejected, Shortfall, Stability, Timeline, Trick
 from oomph.records.prediction import Prediction
 from oomph.records.trace import Allocation, Category, Phase, Trace
 from oomph.records.workload import Variant
-from oomph.showing.plan_page import write_plan_page
+from oomph.showing.plan import write_plan_page
 from oomph.units import GIB, MIB
 
 BLOCKS = 24

@@ -15,10 +15,10 @@ from nvml.machine import GIB, Gpu, Mig, Proc
 from playwright.sync_api import Browser, Page, expect
 from serving.served import Server, serving
 
-from oomph.planning.planned import Planned
+from oomph.exporting.planned import Planned
+from oomph.monitoring.diary import Diary, RunStart
 from oomph.records.run import Run
-from oomph.running.diary import Diary, RunStart
-from oomph.showing.plan_page import write_plan_page
+from oomph.showing.plan import write_plan_page
 from web import report_sample
 from web.ink import NEARLY
 from web.sample import sample

@@ -1,5 +1,5 @@
 // What the page is given: the records of oomph (src/oomph/records), as JSON, with each plan its
-// timeline and its code (src/oomph/showing/plan_page.py).
+// timeline and its code (src/oomph/showing/plan.py).
 
 export type Stability = "same" | "rounding" | "changes";
 export type Verdict = "yes" | "no" | "uncertain";
@@ -10,15 +10,9 @@ export interface Variant {
   num_gpus: number;
   precision: string;
   checkpointing: string;
-  optimizer: string;
-  optimizer_in_backward?: boolean;
-  attention?: string;
-  loss?: string;
   offload_activations?: boolean;
   offload_optimizer?: boolean;
-  adapters?: string;
   sharding?: string;
-  expandable_segments?: boolean;
   is_own_batch?: boolean; // of a script, whose size nobody knows
 }
 

@@ -1,4 +1,4 @@
-// The smaller parts of the page: the four axes of a plan, its code, and what else is to be known.
+// The smaller parts of the page: a plan on its four axes, its code, caveats and what was not considered.
 
 import type { Plan, Plans } from "./data";
 import { h } from "./dom";
@@ -26,7 +26,7 @@ export function tilesOf(plan: Plan): HTMLElement[] {
       `${room(prediction)}; the error bar ends at ${bytes(prediction.high_bytes)}`,
       retries(plan),
     ),
-    tile("Resources", gpus ?? "", more.join(", ") || "nothing else of the machine"),
+    tile("Resources", gpus ?? "", more.join(", ") || "nothing else"),
     tile(
       "Time",
       relative_time === null ? "not known" : `${times(relative_time)} the fastest`,
@@ -53,7 +53,7 @@ export function codeOf(plan: Plan, place: number): HTMLElement[] {
   return [
     tricks.length
       ? h("ul", { class: "tricks" }, ...tricks)
-      : h("p", { class: "note" }, "Nothing: train as you do."),
+      : h("p", { class: "note" }, "Nothing to change: train as before."),
     ...whole,
   ];
 }
@@ -90,13 +90,13 @@ async function copy(text: string, shown: HTMLElement): Promise<boolean> {
   }
 }
 
-/** What was rejected, what is to be known, what is assumed. */
+/** What was not considered, caveats, assumptions. */
 export function listsOf(data: Plans, plan: Plan | null): HTMLElement[] {
   const prediction = plan?.prediction ?? data.as_is;
   const unknowns = (prediction?.unknowns ?? []).map(
     ({ what, low_bytes, high_bytes, settled_by }): [string, string] => [
       what,
-      `${signed(low_bytes)} to ${signed(high_bytes)}; settled by ${settled_by}`,
+      `${signed(low_bytes)} to ${signed(high_bytes)}; measure it with ${settled_by}`,
     ],
   );
   const assumed = (prediction?.notes ?? []).map((note): [string, string] => [note, ""]);
@@ -106,10 +106,10 @@ export function listsOf(data: Plans, plan: Plan | null): HTMLElement[] {
       "div",
       { class: "two" },
       data.caveats.length
-        ? section("To be known", h("ul", {}, ...data.caveats.map((text) => h("li", {}, text))))
+        ? section("Good to know", h("ul", {}, ...data.caveats.map((text) => h("li", {}, text))))
         : null,
       data.rejected.length
-        ? section("Rejected", pairs(data.rejected.map(({ what, why }) => [what, why])))
+        ? section("Not considered", pairs(data.rejected.map(({ what, why }) => [what, why])))
         : null,
     ),
     h(

@@ -113,7 +113,7 @@ function tilesOf(data: ReportPage, gpu: Gpu | undefined, page: GpuPage | undefin
   return [
     tile("Peak memory", page?.peak ?? "unknown", page?.peak_note ?? ""),
     tile("Kernel-active time", page?.busy ?? "unknown", page?.busy_note ?? ""),
-    tile("Steps", steps || "not told", more.join(", ") || (steps ? "" : "the script did not say")),
+    tile("Steps", steps || "not reported", more.join(", ") || (steps ? "" : "the script did not say")),
     tile("Power", page?.power ?? "unknown", `stood still: ${page?.idle ?? "unknown"}`),
   ];
 }
@@ -128,7 +128,7 @@ const inGib = ({ times, low, mean, high }: Series): Series => {
 };
 
 const notes = (own: string | false | 0, halts: Halt[]): string =>
-  [own, halts.length && "Hatched: the command was halted, which is of no step."]
+  [own, halts.length && "Hatched: the command was halted; not counted in any step."]
     .filter(Boolean)
     .join(" ");
 

@@ -135,7 +135,7 @@ function pointOf(
 ): SVGElement {
   const { plan, place } = point;
   const { low_bytes, high_bytes, device_bytes } = plan.prediction;
-  const told = `Plan ${place + 1}${plan.recommended ? ", recommended" : ""}: ${settings(plan.variant).join(", ")}`;
+  const told = `Plan ${place + 1}${plan.recommended ? ", recommended" : ""}: ${settings(plan).join(", ")}`;
   return svg(
     "g",
     {

@@ -45,7 +45,7 @@ function row(
   slowest: number,
   onChoose: (place: number) => void,
 ) {
-  const [split, ...others] = settings(plan.variant);
+  const [split, ...others] = settings(plan);
   const button = h(
     "button",
     { type: "button", class: "row-name", "aria-pressed": "false" },

@@ -1,6 +1,6 @@
 // Records -> words. Pure: no document is needed.
 
-import type { Plan, Plans, Prediction, Stability, Variant, Verdict } from "./data";
+import type { Plan, Plans, Prediction, Stability, Verdict } from "./data";
 
 const GIB = 2 ** 30;
 const UNITS: [number, string][] = [
@@ -48,10 +48,10 @@ export const STABILITIES: Record<Stability, { short: string; long: string }> = {
     short: "same within rounding",
     long: "The same update within rounding; worth a check on your model.",
   },
-  changes: { short: "changes training", long: "Another training: only with your consent." },
+  changes: { short: "changes training", long: "Changes training: used only if you allow it." },
 };
 
-/** What is recomputed, in words; null for nothing. */
+/** What is recomputed, in words; null if nothing is. */
 export function recomputed(checkpointing: string): string | null {
   if (checkpointing === "none") return null;
   if (checkpointing === "blocks") return "every block recomputed";
@@ -60,7 +60,11 @@ export function recomputed(checkpointing: string): string | null {
   if (every) return `every ${ordinal(Number(every[1]))} block recomputed`;
   const listed = /^blocks:(.+)$/.exec(checkpointing);
   if (listed) {
-    const count = listed[1]!.split(",").length;
+    const sizes = listed[1]!.split(",").map((part) => {
+      const [first, last] = part.split("-").map(Number);
+      return (last ?? first!) - first! + 1;
+    });
+    const count = sizes.reduce((sum, size) => sum + size, 0);
     return `${count} ${count === 1 ? "block" : "blocks"} recomputed`;
   }
   return `recomputed: ${checkpointing}`;
@@ -72,25 +76,17 @@ function ordinal(number: number): string {
   return `${number}th`;
 }
 
-/** The settings that differ from plain training, the split of the batch first. */
-export function settings(variant: Variant): string[] {
+/** The split of the batch, the precision, and the tricks by their names. */
+export function settings(plan: Plan): string[] {
+  const variant = plan.variant;
   const split = `micro-batch ${variant.micro_batch} × ${variant.accumulation}`;
   const words = [variant.is_own_batch ? "the script's own batch" : split];
   if (variant.num_gpus > 1) words[0] += ` on ${variant.num_gpus} GPUs`;
   words.push(variant.precision);
-  const optional: [boolean, string][] = [
-    [!!variant.sharding && variant.sharding !== "none", (variant.sharding ?? "").toUpperCase()],
-    [variant.checkpointing !== "none", recomputed(variant.checkpointing) ?? ""],
-    [variant.attention === "sdpa", "fused attention"],
-    [variant.loss === "chunked", "chunked loss"],
-    [variant.optimizer !== "as-is", `${variant.optimizer} optimizer`],
-    [!!variant.optimizer_in_backward, "optimizer in backward"],
-    [!!variant.offload_activations, "activations offloaded"],
-    [!!variant.offload_optimizer, "optimizer offloaded"],
-    [!!variant.adapters && variant.adapters !== "none", (variant.adapters ?? "").toUpperCase()],
-    [!!variant.expandable_segments, "expandable segments"],
-  ];
-  return words.concat(optional.filter(([is]) => is).map(([, word]) => word));
+  const others = plan.tricks.filter(({ name }) => name !== "accumulation" && name !== variant.precision);
+  return words.concat(
+    others.map(({ name }) => (name === "checkpointing" ? recomputed(variant.checkpointing) : null) ?? name),
+  );
 }
 
 /** "13.9 of 15.8 GiB" */
@@ -104,7 +100,7 @@ export function headline(plans: Plans, plan: Plan | null): string {
     return `Nothing fits on ${plans.gpu}${missing}`;
   }
   const time = plan.relative_time === null ? "" : `, ${times(plan.relative_time)} the time`;
-  const told = settings(plan.variant).join(", ");
+  const told = settings(plan).join(", ");
   return `${FITS[plan.prediction.fits]} ${plans.gpu}: ${told}. ${share(plan.prediction)}${time}.`;
 }
 
@@ -120,7 +116,7 @@ export function wayOut(plans: Plans): string {
   return `The largest single part is ${short.largest_part}.${would}`;
 }
 
-/** How the workload does as it was given. */
+/** How the workload does without any change. */
 export function asGiven(plans: Plans): string {
   if (!plans.as_is) return "";
   const batch = plans.is_own_batch ? "its own batch" : `all ${plans.batch_size} examples`;
@@ -129,7 +125,7 @@ export function asGiven(plans: Plans): string {
   return `As given it ${plans.fits_as_is === "no" ? "does not fit" : "may not fit"}: ${told}.`;
 }
 
-/** GPUs and what else a plan takes of the machine. */
+/** GPUs, and what else of the machine a plan uses. */
 export function resources(plan: Plan): string[] {
   const { num_gpus, sharding, offload_activations, offload_optimizer } = plan.variant;
   const { host_bytes } = plan.prediction;
@@ -146,7 +142,7 @@ export function resources(plan: Plan): string[] {
 export const plainOp = (op: string): string =>
   op.replace(/^aten(?:\.|::)(\w+)(?:\.default)?(?= |$)/, "$1");
 
-/** Room that is left, or that is missing. */
+/** Memory that is left, or that is missing. */
 export function room(prediction: Prediction): string {
   const free = prediction.capacity_bytes - prediction.device_bytes;
   return free >= 0 ? `${bytes(free)} left` : `${bytes(-free)} too much`;

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import type { Plan, Plans, Prediction, Variant } from "../src/data";
+import type { Plan, Plans, Prediction, Trick, Variant } from "../src/data";
 import {
   asGiven,
   bytes,
@@ -22,14 +22,19 @@ const variant: Variant = {
   num_gpus: 1,
   precision: "fp16",
   checkpointing: "none",
-  optimizer: "as-is",
 };
 const prediction = {
   device_bytes: 13.9 * GIB,
   capacity_bytes: 15.8 * GIB,
   fits: "yes",
 } as Prediction;
-const plan = { variant, prediction, relative_time: 1.2 } as Plan;
+const named = (...names: string[]) => names.map((name) => ({ name }) as Trick);
+const plan = {
+  variant,
+  prediction,
+  relative_time: 1.2,
+  tricks: named("accumulation", "fp16"),
+} as Plan;
 const plans = {
   gpu: "v100-16gb",
   batch_size: 64,
@@ -85,6 +90,7 @@ test("every way of recomputing has its words", () => {
     "selective",
     "blocks:3",
     "blocks:0,4,5",
+    "blocks:0-3,6",
     "new",
   ].map(recomputed);
   assert.deepEqual(told, [
@@ -95,27 +101,26 @@ test("every way of recomputing has its words", () => {
     "cheap operations recomputed",
     "1 block recomputed",
     "3 blocks recomputed",
+    "5 blocks recomputed",
     "recomputed: new",
   ]);
 });
 
-test("only what differs from plain training is told", () => {
-  assert.deepEqual(settings(variant), ["micro-batch 8 × 8", "fp16"]);
-  const own = { ...variant, is_own_batch: true };
+test("a plan is named by its split, its precision and its tricks", () => {
+  assert.deepEqual(settings(plan), ["micro-batch 8 × 8", "fp16"]);
+  const own = { ...plan, variant: { ...variant, is_own_batch: true } };
   assert.deepEqual(settings(own), ["the script's own batch", "fp16"]);
   const much = {
-    ...variant,
-    num_gpus: 2,
-    sharding: "fsdp",
-    optimizer: "8-bit",
-    offload_activations: true,
+    ...plan,
+    variant: { ...variant, num_gpus: 2, checkpointing: "every-2" },
+    tricks: named("accumulation", "checkpointing", "fsdp", "fp16", "8-bit-optimizer"),
   };
   assert.deepEqual(settings(much), [
     "micro-batch 8 × 8 on 2 GPUs",
     "fp16",
-    "FSDP",
-    "8-bit optimizer",
-    "activations offloaded",
+    "every second block recomputed",
+    "fsdp",
+    "8-bit-optimizer",
   ]);
 });
 

@@ -1,57 +1,45 @@
-"""The command line: one file per verb, arguments -> verb -> showing.
+"""The command line: one file per command, arguments -> verb -> showing.
 
-Only argparse is imported here, so that `oomph --help` costs what it must; each verb
-imports what it needs when it runs. `main` has the only `except`.
+Only argparse and the file of the given command are imported, so `oomph --help` starts fast. A
+command imports what it needs when it runs. `main` turns errors into messages and exit codes.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 
 from oomph import __version__
-from oomph.cli import (
-    calibrate,
-    check,
-    compare,
-    gpus,
-    plan,
-    predict,
-    report,
-    run,
-    runs,
-    serve,
-    watch,
-)
 from oomph.errors import EXIT_UNREADABLE, EXIT_USAGE, OomphError, Unreadable, UsageError
 
 TYPE_CHECKING = False  # see oomph/__init__.py
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
     from typing import NoReturn
 
-_VERBS = {
-    "plan": plan,
-    "predict": predict,
-    "check": check,
-    "run": run,
-    "watch": watch,
-    "runs": runs,
-    "report": report,
-    "compare": compare,
-    "serve": serve,
-    "gpus": gpus,
-    "calibrate": calibrate,
+_COMMANDS = {
+    "plan": "find training settings that fit on a GPU, ranked, with what each costs",
+    "predict": "predict memory and time of a training step, without a GPU",
+    "check": "check whether accumulation, mixed precision and checkpointing change your training",
+    "run": "run a training command on an emulated GPU",
+    "watch": "show the GPUs live, or watch a command and record what its GPUs do",
+    "runs": "list the runs that were watched",
+    "report": "explain a watched run: out of memory or not, how busy, why not busier",
+    "compare": "compare two watched runs",
+    "serve": "serve a dashboard of this machine, and /metrics for Prometheus",
+    "gpus": "list the GPUs of this machine, and who uses them",
+    "calibrate": "measure the GPUs of this machine once, for better predictions",
 }
 _SHELLS = ("bash", "zsh", "fish")
 _EXIT_CODES = """\
 exit codes:
-  0  the answer, or yes
-  1  the answer is no
+  0  yes, or the answer
+  1  no
   2  a wrong flag, or an error in your code
   3  uncertain
-  4  a machine or a file that cannot be read"""
+  4  a machine or a file cannot be read"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,40 +52,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader (head, less) has seen enough. Python would complain once more when it
-        # flushes standard output at its end; let that go nowhere.
+        # The reader (head, less) closed the pipe. Python would complain again when it flushes
+        # standard output at exit, so that goes to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # the disk is full, say
+    except OSError as error:  # for example, a full disk
         print(f"oomph: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_UNREADABLE
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    if sys.stdout is None:  # closed by whoever started us
+    if sys.stdout is None:  # closed by the parent process
         raise Unreadable("there is no standard output to write the answer to")
     # A terminal or a file that cannot show a character shows "?" instead of a traceback.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
-    parser = new_parser()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    _refuse_unknown_verb(arguments)
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
-        argcomplete.autocomplete(parser)
+        argcomplete.autocomplete(_new_parser(_COMMANDS))
+    _refuse_unknown_command(arguments)
+    parser = _new_parser(arguments[:1])
     arguments, of_script = _split(arguments)
     options, unknown = parser.parse_known_args(arguments)
     options.of_script = of_script
     if of_script and not getattr(options, "takes_script", False):
         unknown = [*unknown, "--", *of_script]
     if unknown:
-        # Asked of the verb's own parser, which knows what else might have been meant.
+        # The command's own parser knows which flag was probably meant.
         options.parser.unknown(unknown)
     if options.completion:
         return _print_completion(options.completion)
-    if options.verb is None:
+    if options.command is None:
         parser.print_help()
         return EXIT_USAGE
     code: int = options.run(options)
@@ -106,35 +94,35 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Ours, and after `--` those of the script."""
+    """Return oomph's own arguments, and those after `--`, which are the script's."""
     if "--" not in arguments:
         return list(arguments), []
     at = arguments.index("--")
     return list(arguments[:at]), list(arguments[at + 1 :])
 
 
-def _refuse_unknown_verb(arguments: Sequence[str]) -> None:
-    """argparse would list the verbs as choices of an argument that nobody sees."""
-    if not arguments or arguments[0].startswith("-") or arguments[0] in _VERBS:
+def _refuse_unknown_command(arguments: Sequence[str]) -> None:
+    """Raise UsageError. argparse's own message would call the command an invalid choice."""
+    if not arguments or arguments[0].startswith("-") or arguments[0] in _COMMANDS:
         return
     import difflib
 
-    near = difflib.get_close_matches(arguments[0], _VERBS, n=1)
+    near = difflib.get_close_matches(arguments[0], _COMMANDS, n=1)
     raise UsageError(
-        f"there is no verb {arguments[0]!r:.80}",
-        because=f"the verbs are {', '.join(_VERBS)}",
+        f"there is no command {arguments[0]!r:.80}",
+        because=f"the commands are {', '.join(_COMMANDS)}",
         attempt=f"oomph {near[0]}" if near else "oomph --help",
     )
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with oomph's errors: what, because, try."""
+    """An argparse parser with oomph's errors: what, because, try."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, attempt=f"{self.prog} --help")
 
     def unknown(self, words: Sequence[str]) -> NoReturn:
-        """Refuse what nobody knows, with what was probably meant."""
+        """Raise UsageError with the flag that was probably meant."""
         import difflib
 
         flags = [flag for action in self._actions for flag in action.option_strings]
@@ -144,7 +132,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """argparse's, with a width that was found without importing shutil."""
+    """argparse's formatter, with a width found without importing shutil."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=min(_terminal_width(), 100) - 2)
@@ -156,12 +144,12 @@ def _terminal_width() -> int:
         return int(columns[:4])
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or 80
-    except (OSError, ValueError):  # a file, a pipe, or no standard output at all
+    except (OSError, ValueError):  # a file, a pipe, or no standard output
         return 80
 
 
-def new_parser() -> argparse.ArgumentParser:
-    """The whole command line, without anything that a verb needs to run."""
+def _new_parser(loaded: Container[str]) -> argparse.ArgumentParser:
+    """Return the parser, with the arguments of the commands in `loaded`."""
     parser = _Parser(
         prog="oomph",
         description="Fit PyTorch training into GPU memory, and see what the GPUs are doing.",
@@ -175,20 +163,17 @@ def new_parser() -> argparse.ArgumentParser:
         choices=_SHELLS,
         help='print shell completion: eval "$(oomph --completion bash)"',
     )
-    verbs = parser.add_subparsers(dest="verb", metavar="verb", title="verbs")
-    for name, module in _VERBS.items():
-        summary = (module.__doc__ or "").splitlines()[0]
-        verb = verbs.add_parser(
-            name,
-            help=summary,
-            description=module.DESCRIPTION,
-            epilog=module.EXAMPLES,
-            formatter_class=_HelpFormatter,
-            allow_abbrev=False,
+    commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
+    for name, summary in _COMMANDS.items():
+        command = commands.add_parser(
+            name, help=summary, formatter_class=_HelpFormatter, allow_abbrev=False
         )
-        module.add_arguments(verb)
-        verb.add_argument("--json", action="store_true", help="print the answer as JSON")
-        verb.set_defaults(run=module.run, parser=verb)
+        if name in loaded:
+            module = importlib.import_module(f"oomph.cli.{name}")
+            command.description, command.epilog = module.DESCRIPTION, module.EXAMPLES
+            module.add_arguments(command)
+            command.add_argument("--json", action="store_true", help="print the answer as JSON")
+            command.set_defaults(run=module.run, parser=command)
     parser.set_defaults(parser=parser)
     return parser
 

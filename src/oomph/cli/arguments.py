@@ -1,8 +1,9 @@
-"""Arguments that several verbs take."""
+"""What several commands share: arguments, progress, JSON."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 
 TYPE_CHECKING = False  # see oomph/__init__.py
 if TYPE_CHECKING:
@@ -10,57 +11,62 @@ if TYPE_CHECKING:
 
     from oomph.records.script import Script
 
-_MOST_DIGITS = 9  # of a number of examples or GPUs
+_MOST_DIGITS = 9  # in a number of examples or GPUs
 
 
 def add_workload_and_gpu(parser: argparse.ArgumentParser) -> None:
-    """What is to be trained, and where."""
+    """Add the arguments that say what to train, and on which GPU."""
     parser.set_defaults(takes_script=True)
     parser.add_argument(
         "workload",
         metavar="SCRIPT | FILE:NAME",
         nargs="?",
-        help="a training script as it is (its arguments after --), or where a workload is",
+        help="your training script (its arguments after --), or a Workload in a file",
     )
-    parser.add_argument("-m", dest="module", metavar="MODULE", help="a script, as python -m has it")
+    parser.add_argument(
+        "-m", dest="module", metavar="MODULE", help="run the script as python -m would"
+    )
     parser.add_argument(
         "--unprotected",
         action="store_true",
-        help="run a script where it cannot be kept from writing (docs/sandbox.md)",
+        help="run the script even where no sandbox is possible (docs/sandbox.md)",
     )
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help="rehearse a script again, though what is kept of it seems true (docs/scripts.md)",
+        help="rehearse again instead of using stored results (docs/scripts.md)",
     )
-    gpu = parser.add_argument("--gpu", metavar="GPU", help="a GPU of oomph gpus --catalog")
+    gpu = parser.add_argument(
+        "--gpu", metavar="GPU", help="a GPU by name; oomph gpus --catalog lists them"
+    )
     gpu.completer = complete_gpu  # type: ignore[attr-defined] # argcomplete's protocol
     parser.add_argument(
-        "--gpu-memory", metavar="SIZE", help="its memory, as in 12GiB; alone: any GPU of that size"
+        "--gpu-memory",
+        metavar="SIZE",
+        help="its memory, e.g. 12GiB; without --gpu: any GPU of that size",
     )
 
 
 def add_keeps(parser: argparse.ArgumentParser) -> None:
-    """Of a workload's loop."""
     parser.add_argument(
         "--keeps",
         choices=("outputs", "nothing"),
-        help="what your loop keeps of the model's outputs until the next step (default: what the"
-        " workload says; if it says nothing, the error bar covers both)",
+        help="what your loop keeps of the model's outputs until the next step (default: as the"
+        " workload says; otherwise the error bar covers both)",
     )
 
 
 def what_to_train(options: argparse.Namespace) -> str | Script:
-    """A script, or where a workload is. Raises UsageError."""
+    """Return the script, or the FILE:NAME of the workload. Raises UsageError."""
     from oomph.errors import UsageError
     from oomph.records.script import Script, names_workload
 
     script, module = options.workload, options.module
     if (script is None) == (module is None):
         raise UsageError(
-            "it is not said what to train" if script is None else "two things to train are named",
-            because="it is a script, or -m and its module, or a workload as train.py:workload",
-            attempt=f"oomph {options.verb} train.py --gpu v100-16gb -- --epochs 3",
+            "nothing to train was given" if script is None else "a script and -m were both given",
+            because="give one of: a script, -m MODULE, or a workload such as train.py:workload",
+            attempt=f"oomph {options.command} train.py --gpu v100-16gb -- --epochs 3",
         )
     if script is not None and names_workload(script):
         if options.of_script:
@@ -77,13 +83,25 @@ def what_to_train(options: argparse.Namespace) -> str | Script:
 
 
 def positive(text: str) -> int:
-    """A number of things, of which there is at least one."""
+    """Parse a count of at least 1."""
     if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r:.40} is not a number above 0 that makes sense")
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is not a whole number above 0")
     return int(text)
 
 
 def complete_gpu(**_: Any) -> list[str]:
-    from oomph import verbs
+    from oomph.verbs.gpus import catalog
 
-    return [model.name for model in verbs.catalog()]
+    return [model.name for model in catalog()]
+
+
+def say(what: str) -> None:
+    """Report progress on standard error, if a person can see it there."""
+    if sys.stderr.isatty():
+        print(f"oomph: {what}", file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    from oomph.records.stored import as_json
+
+    print(as_json(value))

@@ -1,55 +1,52 @@
-"""measure once what CUDA takes on the GPUs here"""
+"""`oomph calibrate`: measure the GPUs of this machine -> Calibrated records."""
 
 from __future__ import annotations
 
-import sys
-
+from oomph.cli.arguments import print_json, say
 from oomph.errors import EXIT_NO, EXIT_YES, UsageError
 
 TYPE_CHECKING = False  # see oomph/__init__.py
 if TYPE_CHECKING:
     import argparse
 
-    from oomph.records.calibration import Calibrated
+    from oomph.records.gpu_model import Calibrated
 
 DESCRIPTION = """\
-Measure what CUDA takes on the GPUs of this machine, and how fast they are. The
-figures are kept, and oomph predict uses them from then on for the same GPU and
-torch. CUDA runs in a process of its own for some seconds; of GPUs with the same
-name one is measured."""
+Measure how much memory CUDA itself takes on the GPUs of this machine, and how fast
+they are. oomph stores the results and uses them to predict for the same GPU and torch
+version. CUDA runs in a separate process for a few seconds. Of several GPUs with the
+same name, one is measured."""
 
 EXAMPLES = """\
 examples:
-  oomph calibrate                a few seconds for each kind of GPU
-  oomph calibrate --memory-only  without the rates
-  oomph calibrate --show         what is kept
-  oomph calibrate --forget       back to the figures that oomph comes with
+  oomph calibrate                takes a few seconds per kind of GPU
+  oomph calibrate --memory-only  measure memory, not speed
+  oomph calibrate --show         print the stored results
+  oomph calibrate --forget       delete them and use the built-in figures again
 
-exit codes: 0 the figures; 1 --show has nothing to show; 2 a wrong flag; 4 no
-GPU, no torch, or a file that cannot be read."""
+exit codes: 0 results; 1 nothing is stored (--show); 2 a wrong flag; 4 no GPU, no
+torch, or a file cannot be read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--memory-only", action="store_true", help="measure no rates: predictions of memory alone"
-    )
-    parser.add_argument("--show", action="store_true", help="print what is kept, measure nothing")
-    parser.add_argument("--forget", action="store_true", help="remove what is kept")
+    parser.add_argument("--memory-only", action="store_true", help="measure memory only, not speed")
+    parser.add_argument("--show", action="store_true", help="print the stored results")
+    parser.add_argument("--forget", action="store_true", help="delete the stored results")
 
 
 def run(options: argparse.Namespace) -> int:
-    from oomph import verbs
+    from oomph.verbs.calibrate import calibrate, calibrations
 
     chosen = [f"--{name}" for name in ("memory-only", "show", "forget") if _has(options, name)]
     if len(chosen) > 1:
         raise UsageError(
-            f"{' and '.join(chosen)} do not go together", attempt=f"oomph calibrate {chosen[0]}"
+            f"{' and '.join(chosen)} cannot be combined", attempt=f"oomph calibrate {chosen[0]}"
         )
     if options.forget:
         return _forget(as_json=options.json)
     if options.show:
-        return _print(verbs.calibrations(), as_json=options.json)
-    return _print(verbs.calibrate(memory_only=options.memory_only, say=_say), as_json=options.json)
+        return _print(calibrations(), as_json=options.json)
+    return _print(calibrate(memory_only=options.memory_only, say=say), as_json=options.json)
 
 
 def _has(options: argparse.Namespace, name: str) -> bool:
@@ -57,32 +54,23 @@ def _has(options: argparse.Namespace, name: str) -> bool:
 
 
 def _forget(*, as_json: bool) -> int:
-    from oomph import verbs
+    from oomph.verbs.calibrate import forget_calibrations
 
-    was_there = verbs.forget_calibrations()
+    was_there = forget_calibrations()
     if as_json:
-        from oomph.records.stored import as_json as jsoned
-
-        print(jsoned({"forgotten": was_there}))
+        print_json({"forgotten": was_there})
     else:
-        print("what was measured is forgotten" if was_there else "nothing was kept")
+        print("deleted the stored results" if was_there else "nothing was stored")
     return EXIT_YES
 
 
 def _print(found: tuple[Calibrated, ...], *, as_json: bool) -> int:
     if as_json:
-        from oomph.records.stored import as_json as jsoned
-
-        print(jsoned({"calibrations": found}))
+        print_json({"calibrations": found})
     elif found:
-        from oomph.showing.calibration import print_calibrations
+        from oomph.showing.calibrate import print_calibrations
 
         print_calibrations(found)
     else:
-        print("nothing is kept: oomph calibrate measures, on a machine with a GPU")
+        print("nothing is stored; to measure, run oomph calibrate on a machine with a GPU")
     return EXIT_YES if found else EXIT_NO
-
-
-def _say(what: str) -> None:
-    if sys.stderr.isatty():
-        print(f"oomph: {what}", file=sys.stderr)

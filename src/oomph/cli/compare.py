@@ -1,39 +1,39 @@
-"""two watched runs: what changed"""
+"""`oomph compare`: two watched runs -> what changed."""
 
 from __future__ import annotations
 
 import argparse
 
+from oomph.cli.arguments import print_json
+
 DESCRIPTION = """\
-Hold one run against another: time of a step, samples a second, waiting for data, peak
-memory, kernel-active time, and which findings came and went. What makes the two hard
-to compare is said first."""
+Compare two runs: step time, samples per second, time waiting for data, peak memory,
+kernel-active time, and findings that are new or gone. Differences that make the runs
+hard to compare come first."""
 
 EXAMPLES = """\
 examples:
   oomph compare 7f3a last
   oomph compare 20261115 20261116 --json
 
-RUN is an id of oomph runs, the beginning or the end of one, a directory, or last.
+RUN is an id from oomph runs (its beginning or end is enough), a directory, or last.
 
-exit codes: 0 here it is; 2 there is no such run; 4 a run that cannot be read."""
+exit codes: 0 the comparison; 2 there is no such run; 4 a run cannot be read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("before", metavar="RUN", help="the run to compare with")
-    parser.add_argument("after", metavar="RUN", help="the run that is held against it")
+    parser.add_argument("before", metavar="RUN", help="the earlier run")
+    parser.add_argument("after", metavar="RUN", help="the later run")
 
 
 def run(options: argparse.Namespace) -> int:
-    from oomph import verbs
+    from oomph.verbs.report import compare
 
-    found = verbs.compare(options.before, options.after)
+    found = compare(options.before, options.after)
     if options.json:
-        from oomph.records.stored import as_json
-
-        print(as_json(found))
+        print_json(found)
     else:
-        from oomph.showing.comparison import print_comparison
+        from oomph.showing.compare import print_comparison
 
         print_comparison(found)
     return 0

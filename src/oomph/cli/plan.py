@@ -1,4 +1,4 @@
-"""the ways to train that fit on a GPU, ranked, and what each costs"""
+"""`oomph plan`: a workload or script -> training settings that fit on a GPU, ranked."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from oomph.records.script import Script, ScriptChanges
 
 DESCRIPTION = """\
-Find every way to train a model that fits on a GPU: micro-batch, precision,
-checkpointing, optimizer, offload, several GPUs. The batch stays what it is, and
-nothing that changes training is done without --allow."""
+Find the training settings that fit on a GPU: micro-batch, precision, checkpointing,
+optimizer, offload, several GPUs. Every plan keeps your batch size, and tricks that
+change training are used only with --allow."""
 
 EXAMPLES = """\
 examples:
@@ -32,26 +32,26 @@ examples:
   oomph plan train.py:workload --gpu rtx4090 --checks checks.json
 
 exit codes: 0 a plan fits; 1 none does; 2 a wrong flag, or an error in your code;
-3 uncertain; 4 a file that cannot be read."""
+3 uncertain; 4 a file cannot be read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload_and_gpu(parser)
     parser.add_argument(
-        "--max-gpus", type=positive, default=1, metavar="N", help="at most so many (default: 1)"
+        "--max-gpus", type=positive, default=1, metavar="N", help="use up to N GPUs (default: 1)"
     )
     parser.add_argument(
         "--batch-size",
         type=positive,
         metavar="N",
-        help="of one optimizer step (default: the workload's own)",
+        help="examples per optimizer step (default: the workload's own)",
     )
-    for flag, said in (
-        ("--allow", "tricks that change training and may be used, as in lora,adafactor"),
-        ("--forbid", "tricks that may not be used, as in fp16,offload-activations"),
+    for flag, text in (
+        ("--allow", "use these tricks although they change training, e.g. lora,adafactor"),
+        ("--forbid", "never use these tricks, e.g. fp16,offload-activations"),
     ):
         names = parser.add_argument(
-            flag, action="append", default=[], metavar="TRICK,...", help=said
+            flag, action="append", default=[], metavar="TRICK,...", help=text
         )
         names.completer = _complete_trick  # type: ignore[attr-defined]
     parser.add_argument(
@@ -59,34 +59,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_share,
         default=1.0,
         metavar="SHARE",
-        help="of the GPU, as in 90%% (default: all that CUDA can have)",
+        help="fill at most this share of the GPU, e.g. 90%% (default: all that CUDA can use)",
     )
     parser.add_argument(
         "--prefer",
         choices=("balance", "time", "memory", "resources"),
         default="balance",
-        help="what decides between plans that fit (default: balance)",
+        help="what ranks the plans that fit (default: balance)",
     )
     add_keeps(parser)
     parser.add_argument(
         "--checks",
         metavar="CHECKS.JSON",
-        help="what oomph check --json printed: its verdicts decide which tricks are safe",
+        help="output of oomph check --json: use its verdicts on which tricks are safe",
     )
-    parser.add_argument("-o", metavar="PLAN.JSON", help="write the recommended plan")
+    parser.add_argument("-o", metavar="PLAN.JSON", help="write the recommended plan to this file")
     parser.add_argument(
         "--diff",
         action="store_true",
-        help="print what to change in the script, and change nothing",
+        help="print the changes to your script as a diff; the script itself is not touched",
     )
-    parser.add_argument("--html", metavar="PLAN.HTML", help="write a page that draws the plans")
+    parser.add_argument("--html", metavar="PLAN.HTML", help="write a page with charts of the plans")
 
 
 def run(options: argparse.Namespace) -> int:
-    from oomph.verbs.plans import checked_tricks, plan_and_draw, save_plan
-    from oomph.verbs.rehearsals import Asked
+    from oomph.records.plan import PlanOptions
+    from oomph.verbs.plan import checked_tricks, code_of, plan_with_options, save_plan
 
-    asked = Asked(
+    plan_options = PlanOptions(
         batch_size=options.batch_size,
         max_gpus=options.max_gpus,
         allow=_names(options.allow),
@@ -100,9 +100,9 @@ def run(options: argparse.Namespace) -> int:
     _check_diff(options, trained)
     _check_files(options)
     try:
-        drawn = plan_and_draw(
+        plans = plan_with_options(
             trained,
-            asked,
+            plan_options,
             gpu=options.gpu,
             gpu_memory=options.gpu_memory,
             say=_say,
@@ -111,22 +111,23 @@ def run(options: argparse.Namespace) -> int:
             fresh=options.fresh,
         )
     finally:
-        _say("")  # an error, too, begins on a line of its own
-    plans = drawn.plans
-    _print(plans, as_json=options.json)  # first: the answer is never lost to a file
-    if drawn.changes is not None and options.diff:
-        _print_changes(drawn.changes, options.of_script)
+        _say("")  # clear the line, also before an error
+    _print(
+        plans, as_json=options.json
+    )  # first, so that an error in writing files does not lose the answer
+    if plans.changes is not None and options.diff:
+        _print_changes(plans.changes, options.of_script)
     if options.o and plans.best is not None:
         save_plan(plans.best, options.o)
     if options.html:
-        from oomph.showing.plan_page import write_plan_page
+        from oomph.showing.plan import write_plan_page
 
-        write_plan_page(plans, drawn.timelines, drawn.code, options.html)
+        write_plan_page(plans, plans.timelines, tuple(map(code_of, plans)), options.html)
     return _exit_code(plans)
 
 
 def _check_files(options: argparse.Namespace) -> None:
-    """Raise before the work what would be raised after it."""
+    """Raise now what writing the files would raise after the work."""
     if options.html:
         from oomph.showing.html_page import check_page
 
@@ -142,8 +143,8 @@ def _check_diff(options: argparse.Namespace, trained: str | Script) -> None:
 
     if options.diff and (options.json or isinstance(trained, str)):
         raise UsageError(
-            "--diff is for a script, and on the terminal",
-            because="a workload says what is trained, and not in which lines"
+            "--diff needs a script, and prints to the terminal",
+            because="a workload does not say which lines to change"
             if isinstance(trained, str)
             else "--json prints one object",
             attempt="oomph plan train.py --gpu v100-16gb --diff",
@@ -160,11 +161,11 @@ def _print(plans: Plans, *, as_json: bool) -> None:
     if as_json:
         import json
 
-        from oomph.verbs.plans import as_answer
+        from oomph.records.plan import as_answer
 
         print(json.dumps(as_answer(plans), indent=2, ensure_ascii=False))
     else:
-        from oomph.showing.plans import print_plans
+        from oomph.showing.plan import print_plans
 
         print_plans(plans)
 
@@ -176,7 +177,7 @@ def _exit_code(plans: Plans) -> int:
 
 
 def _say(what: str) -> None:
-    """One line that is written over by the next; nothing of it stays."""
+    """Show progress on one line of the terminal, which the next call overwrites."""
     if sys.stderr.isatty():
         print(f"\r\033[K{what[: _width()]}", end="", file=sys.stderr, flush=True)
 
@@ -188,7 +189,7 @@ def _width() -> int:
         columns = os.get_terminal_size(sys.stderr.fileno()).columns
     except OSError:
         columns = 0
-    return (columns or 80) - 1  # a terminal that nobody has given a size has 0
+    return (columns or 80) - 1  # 0 if the terminal has no size
 
 
 def _names(lists: list[str]) -> frozenset[str]:
@@ -202,11 +203,11 @@ def _share(text: str) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share, as in 90% or 0.9")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 90% or 0.9")
     return share
 
 
 def _complete_trick(**_: Any) -> list[str]:
-    from oomph.verbs.plans import trick_names
+    from oomph.verbs.plan import trick_names
 
     return list(trick_names())

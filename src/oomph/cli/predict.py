@@ -1,11 +1,17 @@
-"""what a training step will take on a GPU that need not be here"""
+"""`oomph predict`: a workload or script -> memory and time of a training step."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 
-from oomph.cli.arguments import add_keeps, add_workload_and_gpu, positive, what_to_train
+from oomph.cli.arguments import (
+    add_keeps,
+    add_workload_and_gpu,
+    positive,
+    print_json,
+    say,
+    what_to_train,
+)
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -13,8 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 DESCRIPTION = """\
-Rehearse a training step without a GPU, and predict its memory and time. Nothing
-is trained, and no memory of the model's size is used."""
+Rehearse two training steps on tensors that take no memory, and predict their peak
+memory and time on a GPU. Nothing is trained and no GPU is needed."""
 
 EXAMPLES = """\
 examples:
@@ -27,12 +33,12 @@ examples:
     --measured-step 0.45s --measured-with micro-batch=4,precision=fp32
   oomph predict train.py:workload --gpu a100-80gb --gpus 8 --sharding fsdp
 
-A script runs as it is, up to its second optimizer step, in a sandbox; after --
-come its own arguments. With :NAME, train.py has under that name an
-oomph.Workload or a function that returns one.
+A script runs unchanged, in a sandbox, up to its second optimizer step; put its own
+arguments after --. With :NAME, train.py must define NAME as an oomph.Workload or a
+function that returns one.
 
 exit codes: 0 it fits; 1 it does not; 2 a wrong flag, or an error in your code;
-3 uncertain; 4 a file that cannot be read."""
+3 uncertain; 4 a file cannot be read."""
 
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "pure-bf16")
 _EXITS = {"yes": EXIT_YES, "no": EXIT_NO, "uncertain": EXIT_UNCERTAIN}
@@ -44,83 +50,86 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--micro-batch",
         type=positive,
         metavar="N",
-        help="examples at a time (default: the whole batch of the workload, or the script's)",
+        help="examples per forward pass (default: the workload's whole batch, or the script's)",
     )
     parser.add_argument(
         "--precision",
         choices=_PRECISIONS,
-        help="fp16 and bf16 are autocast; pure-bf16 has the weights in it too (default: fp32, or"
-        " what the script has)",
+        help="fp16 and bf16 mean autocast; pure-bf16 also keeps the weights in bf16 (default: fp32,"
+        " or what the script uses)",
     )
     parser.add_argument(
         "--checkpointing",
         metavar="HOW",
         default="none",
-        help="none (default), blocks (all are recomputed), every-2 (every second one)",
+        help="none (default), blocks (recompute all), every-2 (recompute every second block)",
     )
     parser.add_argument(
         "--optimizer",
         metavar="HOW",
         default="as-is",
-        help="as-is (default), fused, foreach, for-loop, 8-bit; adafactor, sgd: others than yours",
+        help="as-is (default), fused, foreach, for-loop or 8-bit; adafactor or sgd replace yours",
     )
     parser.add_argument(
         "--measured-step",
         type=_seconds,
         metavar="TIME",
-        help="what one whole optimizer step took on that GPU, as in 0.45s or 450ms: the time is"
-        " scaled to it",
+        help="time of one optimizer step that you measured on that GPU, e.g. 0.45s or 450ms; the"
+        " prediction is scaled to it",
     )
     parser.add_argument(
         "--measured-with",
         type=_settings,
         metavar="HOW",
         default={},
-        help="how it was measured, as in micro-batch=4,precision=fp32,checkpointing=none (default:"
-        " as asked for here; what is left out is so, too)",
+        help="settings of that measurement, e.g. micro-batch=4,precision=fp32,checkpointing=none"
+        " (default: the settings given here)",
     )
     _add_tricks(parser)
 
 
 def _add_tricks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--attention", choices=("as-is", "sdpa"), default="as-is", help="sdpa: fused, not eager"
+        "--attention",
+        choices=("as-is", "sdpa"),
+        default="as-is",
+        help="sdpa: fused attention instead of eager",
     )
     parser.add_argument(
         "--loss",
         choices=("as-is", "chunked"),
         default="as-is",
-        help="chunked: a language model's loss in pieces, without the whole logits",
+        help="chunked: compute a language model's loss in pieces, never all logits at once",
     )
     parser.add_argument(
         "--optimizer-in-backward",
         action="store_true",
-        help="each gradient is used up as soon as it is there",
+        help="update each parameter as soon as its gradient is ready, and free the gradient",
     )
     parser.add_argument(
         "--offload",
         action="append",
         choices=("activations", "optimizer"),
         default=[],
-        help="what waits in the host's memory (may be given twice)",
+        help="keep these in host memory (may be given twice)",
     )
     parser.add_argument(
         "--adapters",
         choices=("none", "lora", "qlora"),
         default="none",
-        help="train small matrices beside the frozen model",
+        help="train small adapters beside the frozen model",
     )
     parser.add_argument(
         "--expandable-segments",
         action="store_true",
-        help="as with PYTORCH_ALLOC_CONF=expandable_segments:True",
+        help="predict for PYTORCH_ALLOC_CONF=expandable_segments:True",
     )
     parser.add_argument(
         "--gpus",
         type=positive,
         metavar="N",
         default=1,
-        help="how many of that GPU train together; --micro-batch is of each (default: 1)",
+        help="number of GPUs; --micro-batch is per GPU (default: 1)",
     )
     parser.add_argument(
         "--sharding",
@@ -131,9 +140,9 @@ def _add_tricks(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from oomph import verbs
+    from oomph.verbs.predict import predict
 
-    prediction = verbs.predict(
+    prediction = predict(
         what_to_train(options),
         gpu=options.gpu,
         gpu_memory=options.gpu_memory,
@@ -154,36 +163,29 @@ def run(options: argparse.Namespace) -> int:
         keeps=options.keeps,
         unprotected=options.unprotected,
         fresh=options.fresh,
-        say=_say,
+        say=say,
     )
     if options.json:
-        from oomph.records.stored import as_json
-
-        print(as_json(prediction))
+        print_json(prediction)
     else:
-        from oomph.showing.prediction import print_prediction
+        from oomph.showing.predict import print_prediction
 
         print_prediction(prediction)
     return _EXITS[prediction.fits]
 
 
-def _say(what: str) -> None:
-    if sys.stderr.isatty():
-        print(f"oomph: {what}", file=sys.stderr)
-
-
 def _seconds(text: str) -> float:
-    """0.45, 0.45s and 450ms are the same."""
+    """Parse a time: 0.45, 0.45s and 450ms are equal."""
     written = text.strip().lower()
     scale = 0.001 if written.endswith("ms") else 1.0
     try:
         return float(written.removesuffix("ms").removesuffix("s")) * scale
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a time, as in 0.45s") from None
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a time such as 0.45s") from None
 
 
 def _settings(text: str) -> dict[str, Any]:
-    """micro-batch=4,precision=fp32 as the arguments of `predict`."""
+    """Parse micro-batch=4,precision=fp32 into arguments of `predict`."""
     import re
 
     found: dict[str, Any] = {}

@@ -1,13 +1,15 @@
-"""the runs that were watched"""
+"""`oomph runs`: the runs that were watched."""
 
 from __future__ import annotations
 
 import argparse
 
+from oomph.cli.arguments import positive, print_json
+
 DESCRIPTION = """\
-Every run that `oomph watch` has kept, the newest first: when, how long, how it ended.
-They are directories under $OOMPH_RUNS (else $XDG_STATE_HOME/oomph/runs), and may be
-deleted as such."""
+List the runs that `oomph watch` recorded, newest first: when, how long, how they
+ended. Each is a directory in $OOMPH_RUNS (default: $XDG_STATE_HOME/oomph/runs); delete
+it to forget the run."""
 
 EXAMPLES = """\
 examples:
@@ -16,19 +18,17 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--last", type=int, metavar="N", help="only the newest N")
+    parser.add_argument("--last", type=positive, metavar="N", help="only the newest N runs")
 
 
 def run(options: argparse.Namespace) -> int:
-    from oomph import verbs
+    from oomph.verbs.watch import runs
 
-    kept = verbs.runs(options.last)
+    found = runs(options.last)
     if options.json:
-        from oomph.records.stored import as_json
-
-        print(as_json({"runs": kept}))
+        print_json({"runs": found})
     else:
         from oomph.showing.runs import print_runs
 
-        print_runs(kept)
+        print_runs(found)
     return 0

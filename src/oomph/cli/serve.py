@@ -1,4 +1,4 @@
-"""a dashboard of this machine in the browser, and /metrics for Prometheus"""
+"""`oomph serve`: a dashboard of this machine, and /metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import argparse
 
 TYPE_CHECKING = False  # see oomph/__init__.py
 if TYPE_CHECKING:
-    from oomph.verbs.serving import Served
+    from oomph.verbs.serve import Served
 
 DESCRIPTION = """\
-Serve a web page of this machine: its GPUs live, whose they are, how full and how busy; the
-runs that `oomph watch` keeps, with their reports; and plans. Ctrl-C ends it.
-It is for this user on this machine alone, unless --host or --token says otherwise: then
-whoever has the token that is printed may see everything, also what others run here."""
+Serve a dashboard of this machine: its GPUs live (how full, how busy, whose), the runs
+that `oomph watch` recorded with their reports, and plans. Ctrl-C stops it.
+By default only you, on this machine, can open it. With --host or --token, everyone who
+has the printed token can, and sees everything, including what other users run here."""
 
 EXAMPLES = """\
 examples:
   oomph serve
-  oomph serve --plans plans/                    pages of oomph plan --html, and plan.json
-  oomph serve --host 0.0.0.0                    for other machines; prints a token
-  OOMPH_TOKEN=... oomph serve --host gpu7       with a token of your own
-  oomph serve --grafana > dashboard.json        for Grafana, over /metrics
+  oomph serve --plans plans/                    show pages of oomph plan --html, and plan.json
+  oomph serve --host 0.0.0.0                    open it to other machines; prints a token
+  OOMPH_TOKEN=... oomph serve --host gpu7       use your own token
+  oomph serve --grafana > dashboard.json        a Grafana dashboard that reads /metrics
 
-exit codes: 0 it was ended; 2 a wrong flag, a port that is taken, or what is missing."""
+exit codes: 0 stopped by you; 2 a wrong flag, a port in use, or a missing package."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,43 +33,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port",
         type=_port,
         default=8765,
-        help="its port; 0 takes any that is free (default: 8765)",
+        help="the port; 0 picks a free one (default: 8765)",
     )
-    parser.add_argument("--token", action="store_true", help="demand a token on 127.0.0.1, too")
-    parser.add_argument("--plans", metavar="DIR", help="a directory of plans to show")
+    parser.add_argument("--token", action="store_true", help="require a token on 127.0.0.1 as well")
+    parser.add_argument("--plans", metavar="DIR", help="show the plans in this directory")
     parser.add_argument(
-        "--per-process", action="store_true", help="in /metrics, a series for each process, too"
+        "--per-process", action="store_true", help="add one series per process to /metrics"
     )
     parser.add_argument(
-        "--grafana", action="store_true", help="print a dashboard for Grafana, and serve nothing"
+        "--grafana", action="store_true", help="print a Grafana dashboard instead of serving"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    from oomph.verbs import serving
+    from oomph.verbs.serve import grafana_dashboard, serve
 
     if options.grafana:
-        print(serving.grafana_dashboard())
+        print(grafana_dashboard())
         return 0
-    serving.serve(
+    serve(
         host=options.host,
         port=options.port,
         token=options.token,
         plans=options.plans,
         per_process=options.per_process,
-        tell=_tell_in_json if options.json else _tell,
+        tell=_print_as_json if options.json else _print,
     )
     return 0
 
 
-def _tell(served: Served) -> None:
-    whose = "for this user alone" if served.is_local and not served.token else ""
+def _print(served: Served) -> None:
     if served.token:
-        whose = "whoever has this address may see everything"
-    print(f"{served.url}\n{whose or 'with the token of OOMPH_TOKEN'}; Ctrl-C ends it", flush=True)
+        whose = "everyone who has this address can see everything"
+    else:
+        whose = "only for you" if served.is_local else "with the token in OOMPH_TOKEN"
+    print(f"{served.url}\n{whose}; Ctrl-C stops it", flush=True)
 
 
-def _tell_in_json(served: Served) -> None:
+def _print_as_json(served: Served) -> None:
     from oomph.records.stored import as_json
 
     print(as_json(served), flush=True)
@@ -77,5 +78,5 @@ def _tell_in_json(served: Served) -> None:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text[:6]) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r:.40} is no port: 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is not a port: 0 to 65535")
     return int(text)

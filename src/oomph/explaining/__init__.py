@@ -1,1 +1,1 @@
-"""Run -> Report: what happened, and why the GPU was not busy. Pure: reads and prints nothing."""
+"""Run -> Report: did it run out of memory, how busy were the GPUs, and why not busier. Pure."""

@@ -1,7 +1,7 @@
 """Two Reports -> what changed from one to the other, and why that may mean little.
 
-Only of time, rates and waits it is said what is better: more memory in use or more kernel-active
-time is no aim in itself.
+Only times, rates and waits are called better or worse: more memory in use or more kernel-active
+time is not a goal in itself.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from oomph.records.report import Change, Comparison, Finding, GpuFigures, Report
+from oomph.records.run_spans import most
 
-# Two runs of the same job differ by a few percent: less is taken as the same. Judgement.
+# Two runs of the same job differ by a few percent: smaller changes count as equal. Judgement.
 _NOTABLE_RATIO = 0.05
 
 _Unit = Literal["bytes", "s", "ratio", "w", "per-s", "cores", "steps"]
@@ -19,7 +20,7 @@ _Read = Callable[[Report], float | None]
 
 
 def compare(before: Report, after: Report) -> Comparison:
-    """`after` held against `before`."""
+    """Return the changes from `before` to `after`."""
     return Comparison(
         before=before.run,
         after=after.run,
@@ -53,7 +54,7 @@ def _is_better(was: float | None, now: float | None, lower_is_better: bool | Non
 
 
 def _only_in(one: Report, other: Report) -> tuple[Finding, ...]:
-    """By kind: the same cause with other figures is neither new nor gone."""
+    """Return findings by kind: the same cause with other figures is neither new nor gone."""
     kinds = {found.kind for found in other.findings}
     return tuple(found for found in one.findings if found.kind not in kinds)
 
@@ -71,41 +72,29 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if known and len(known) == len(values) else None
 
 
-def _most(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
-
-
 def _working(gpu: GpuFigures) -> float | None:
     return gpu.busy.working.mean if gpu.busy and gpu.busy.working else None
 
 
-def _gaps_s(gpu: GpuFigures) -> float | None:
-    return None if gpu.busy is None else gpu.busy.gaps_s
-
-
-def _start_up_s(gpu: GpuFigures) -> float | None:
-    return None if gpu.busy is None else gpu.busy.start_up_s
-
-
-# What, its unit, whether less is better (None: neither is), and where it stands in a report.
+# Name, unit, whether less is better (None: neither is), and where to find it in a report.
 _FIGURES: Sequence[tuple[str, _Unit, bool | None, _Read]] = (
     ("time of a step", "s", True, lambda r: _mean(one.step_s for one in r.steps)),
     ("samples a second", "per-s", False, lambda r: _sum([one.samples_per_s for one in r.steps])),
-    ("waiting for data", "ratio", True, lambda r: _most(one.data_wait_ratio for one in r.steps)),
-    ("steps", "steps", None, lambda r: _most(one.num_steps for one in r.steps)),
-    ("peak memory", "bytes", None, lambda r: _most(one.memory.peak_bytes for one in r.gpus)),
+    ("waiting for data", "ratio", True, lambda r: most(one.data_wait_ratio for one in r.steps)),
+    ("steps", "steps", None, lambda r: most(one.num_steps for one in r.steps)),
+    ("peak memory", "bytes", None, lambda r: most(one.memory.peak_bytes for one in r.gpus)),
     ("kernel-active", "ratio", None, lambda r: _mean(map(_working, r.gpus))),
-    ("standing still", "s", True, lambda r: _mean(map(_gaps_s, r.gpus))),
-    ("start-up", "s", True, lambda r: _mean(map(_start_up_s, r.gpus))),
+    ("standing still", "s", True, lambda r: _mean(g.busy.gaps_s for g in r.gpus if g.busy)),
+    ("start-up", "s", True, lambda r: _mean(g.busy.start_up_s for g in r.gpus if g.busy)),
     ("power per GPU", "w", None, lambda r: _mean(one.power.mean_w for one in r.gpus)),
-    ("clocks held down", "ratio", True, lambda r: _most(g.power.throttled_ratio for g in r.gpus)),
+    ("clocks held down", "ratio", True, lambda r: most(g.power.throttled_ratio for g in r.gpus)),
     ("host CPUs", "cores", None, lambda r: r.host_figures.cpu_cores),
     ("host memory", "bytes", None, lambda r: r.host_figures.memory_bytes),
     ("lasted", "s", None, lambda r: r.lasted_s),
 )
 
 
-# ---- why that may mean little ----------------------------------------------------------------
+# ---- why a change may mean little ------------------------------------------------------------
 
 
 def _cautions(before: Report, after: Report) -> Iterable[str]:

@@ -1,61 +1,79 @@
 """Run -> what shows only over time: it hangs, memory grows, steps slow down, some steps stall.
 
-Thresholds are relative to the run's own pace. A rule that lacks what it needs says nothing, and
-none speaks while the command was halted (Ctrl-Z).
+Thresholds are judgement, relative to the run's own pace. A rule that lacks its data is silent,
+and none applies while the command was halted (Ctrl-Z).
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from oomph.explaining.agreement import FIND_WHAT_GROWS, PREFETCH_MORE
-from oomph.explaining.figures import halts_in, lasted_s, phases_of
-from oomph.explaining.gaps import IDLE_RATIO, is_idle, lasted
-from oomph.explaining.weighing import mean
-from oomph.records.halts import halted_s, outside, shortened
+from oomph.explaining.figures import (
+    IDLE_RATIO,
+    halts_in,
+    is_idle,
+    lasted,
+    lasted_s,
+    mean_of,
+    phases_of,
+    quantile,
+    wait_ratio,
+)
+from oomph.explaining.findings import FIND_WHAT_GROWS, PREFETCH_MORE
 from oomph.records.report import Finding, GpuFigures
-from oomph.records.run import GpuSpan, Run, StepSpan
+from oomph.records.run import GpuSpan, Run, StepSpan, halted_s, outside, shortened
 from oomph.units import GIB, format_bytes, format_duration, format_ratio
+
+
+def over_time(run: Run, used: Sequence[GpuFigures], silence: Silence | None) -> Iterator[Finding]:
+    """Find what shows over time on the GPUs in use, up to the moment the run hung, if it did."""
+    until_s = math.inf if silence is None else silence.began_s
+    found = [_hang(run, silence), _host_leak(run, until_s)]
+    found += [_slowing_down(run, until_s), _stalls(run, until_s)]
+    found += [_leak(run, one, until_s) for one in used]
+    yield from (one for one in found if one is not None)
+
 
 # ---- hang ------------------------------------------------------------------------------------
 
-# The log of a long run is written once a minute: a shorter silence is none.
+# The log of a long run is written once a minute: a shorter silence means nothing.
 QUIET_S = 120.0
-_QUIET_STEPS = 20.0  # a step that takes so many times the usual is no step
-_QUIET_PAUSES = 3.0  # longer than so many times the longest pause before
+_QUIET_STEPS = 20.0  # times the usual step: longer is a hang, not a step
+_QUIET_PAUSES = 3.0  # times the longest pause before
 _SPINS_RATIO = 0.99  # of the time: a kernel that waits for another rank never ends
 _SPINNING_RATIO = 0.9  # of the time that it hangs
-_SPINS_POWER = 0.6  # of what it drew before
-_WITHIN = ("training", "start-up")  # phases in which steps are to be expected
+_SPINS_POWER = 0.6  # of the power before
+_WITHIN = ("training", "start-up")  # phases in which steps are expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """No step, or no kernel, from a moment on to the end of what was seen."""
+    """No step, or no kernel, from some moment to the end of the recording."""
 
     began_s: float
     lasts_s: float
-    usual_s: float | None  # what a step takes; None: the script does not tell its steps
-    is_busy: bool | None  # a kernel ran all the while; None: unknown
-    rank: int | None = None  # that stopped first, where ranks differ
+    usual_s: float | None  # usual step time; None: the script does not record its steps
+    is_busy: bool | None  # a kernel ran all the time; None: unknown
+    rank: int | None = None  # the rank that stopped first, if ranks differ
 
 
 def silence_of(run: Run) -> Silence | None:
-    """Does it hang, or did it until it was ended? One that ended well did not."""
+    """Return the silence if the run hangs, or hung until it was ended; None if it ended well."""
     has_ended_well = run.ending is not None and run.ending.exit_code == 0
     was_stopped = any(event.kind == "stopped" for event in run.events)
     if has_ended_well or was_stopped:
         return None
     if run.step_spans:
         return _without_steps(run)
-    # Without steps, what still goes on may just have nothing to do, as a notebook or a server.
+    # Without steps, a run still under way may just be idle, like a notebook or a server.
     return None if run.ending is None else _without_kernels(run)
 
 
-def hang(run: Run, silence: Silence | None) -> Finding | None:
+def _hang(run: Run, silence: Silence | None) -> Finding | None:
     if silence is None:
         return None
     how_long, is_over = format_duration(silence.lasts_s), run.ending is not None
@@ -94,7 +112,7 @@ def hang(run: Run, silence: Silence | None) -> Finding | None:
 
 
 def _without_steps(run: Run) -> Silence | None:
-    """The script tells its steps, and has stopped to."""
+    """Find a hang in a script that records steps: the steps have stopped."""
     spans = [span for span in run.step_spans if span.num_steps > 0]
     if not spans:
         return None
@@ -102,8 +120,8 @@ def _without_steps(run: Run) -> Silence | None:
     last_s, end_s = max(ends.values()), lasted_s(run)
     phases = [phase for phase in phases_of(run) if phase.ended_s > last_s]
     if any(phase.name not in _WITHIN for phase in phases if phase.ended_s >= end_s):
-        return None  # it evaluates, or saves, and says so
-    # An evaluation that is over was no silence: it counts from there.
+        return None  # it evaluates or saves, in a phase of its own
+    # A finished evaluation was not silence: count from its end.
     began_s = max([last_s, *(phase.began_s for phase in phases)])
     lasts_s = end_s - began_s - _halted_since(run, began_s)
     usual_s = _usual_step_s(spans)
@@ -129,7 +147,7 @@ def _without_steps(run: Run) -> Silence | None:
 
 
 def _without_kernels(run: Run) -> Silence | None:
-    """Nobody tells steps: the GPUs stopped to work, or spin, all of them at the end."""
+    """Find a hang without recorded steps: at the end, all GPUs are idle or all spin."""
     found = [_stuck(run, place) for place, gpu in enumerate(run.gpus) if gpu.is_used]
     if not found or any(one is None for one in found):
         return None
@@ -140,7 +158,7 @@ def _stuck(run: Run, place: int) -> Silence | None:
     halts, end_s = halts_in(run), lasted_s(run)
     seen = [span for span in run.gpu_spans if span.gpu == place and span.busy_ratio is not None]
     known = outside(sorted(seen, key=lambda span: span.began_s), halts)
-    if not known or end_s - known[-1].ended_s > QUIET_S / 2:  # what happened at the end?
+    if not known or end_s - known[-1].ended_s > QUIET_S / 2:  # the end was not seen
         return None
     for is_so, is_busy in ((is_idle, False), (_spins, True)):
         tail = _tail(known, is_so)
@@ -164,12 +182,12 @@ def _spins(span: GpuSpan) -> bool:
 
 
 def _has_less_power(tail: Sequence[GpuSpan], before: Sequence[GpuSpan]) -> bool:
-    now_w, then_w = (_mean_of(spans, lambda span: span.power_w) for spans in (tail, before))
+    now_w, then_w = (mean_of(spans, lambda span: span.power_w) for spans in (tail, before))
     return now_w is not None and then_w is not None and now_w <= _SPINS_POWER * then_w
 
 
 def _holds_memory(tail: Sequence[GpuSpan], before: Sequence[GpuSpan]) -> bool:
-    now, then = (_mean_of(spans, lambda span: span.used_bytes) for spans in (tail, before))
+    now, then = (mean_of(spans, lambda span: span.used_bytes) for spans in (tail, before))
     return now is not None and then is not None and now >= 0.5 * then
 
 
@@ -181,7 +199,7 @@ def _tail(spans: Sequence[GpuSpan], is_so: Callable[[GpuSpan], bool]) -> Sequenc
 def _stretches(
     spans: Sequence[GpuSpan], is_so: Callable[[GpuSpan], bool]
 ) -> Iterator[tuple[float, float]]:
-    """After the first span that is not so: what comes before is start-up."""
+    """Yield the stretches after the first span that does not match; before it is start-up."""
     began_s, has_worked = None, False
     for span in spans:
         if is_so(span):
@@ -194,12 +212,14 @@ def _stretches(
 
 
 def _since(run: Run, began_s: float) -> set[str]:
-    """What the GPUs of the run do from then on: "idle", "spins", or "works", as in an evaluation
-    that nobody named."""
+    """Return what the run's GPUs do from then on: "idle", "spins" or "works".
+
+    "works" can be an evaluation without a named phase.
+    """
     found = set()
     for place, gpu in enumerate(run.gpus):
         spans = [s for s in run.gpu_spans if s.gpu == place and s.began_s >= began_s]
-        ratio = _mean_of(spans, lambda span: span.busy_ratio)
+        ratio = mean_of(spans, lambda span: span.busy_ratio)
         if gpu.is_used and ratio is not None:
             spinning = sum(lasted(span) for span in spans if _spins(span))
             is_spinning = spinning >= _SPINNING_RATIO * sum(map(lasted, spans))
@@ -220,41 +240,32 @@ def _by_rank(spans: Sequence[StepSpan]) -> dict[int, list[StepSpan]]:
 
 
 def _neighbours(spans: Sequence[StepSpan]) -> Iterator[tuple[StepSpan, StepSpan]]:
-    """Spans of a rank that follow each other."""
+    """Yield consecutive spans of the same rank."""
     for own in _by_rank(spans).values():
         yield from pairwise(sorted(own, key=lambda span: span.began_s))
 
 
 def _usual_step_s(spans: Sequence[StepSpan]) -> float:
-    """The median over steps: a few that stall do not count."""
-    return _median([(span.step_s, span.num_steps) for span in spans])
-
-
-def _median(weighed: Sequence[tuple[float, float]]) -> float:
-    half, passed = sum(weight for _, weight in weighed) / 2, 0.0
-    for value, weight in sorted(weighed):
-        passed += weight
-        if passed >= half:
-            return value
-    return weighed[-1][0] if weighed else 0.0
+    """Return the median over steps, which a few stalled steps do not change."""
+    return quantile([(span.step_s, span.num_steps) for span in spans], 0.5)
 
 
 # ---- memory that grows -----------------------------------------------------------------------
 
 _LEAST_S = 120.0  # of training
-_WARM_UP = 0.2  # of it: caches fill, optimizers make their states
+_WARM_UP = 0.2  # of it: caches fill, optimizers create their states
 _SEGMENTS = 8
-_RISING = 6  # of the seven steps between them
-_LATE_RATIO = 0.40  # of the growth comes in the second half: half of it, if it is steady
+_RISING = 6  # of the seven differences between them
+_LATE_RATIO = 0.40  # share of the growth in the second half; steady growth has half
 _GREW_RATIO = 0.05  # of the GPU's memory
 _HOST_GREW_BYTES = 2 * GIB
-_HOST_GREW_RATIO = 0.25  # of what was held before
-_FRAGMENTED_RATIO = 0.7  # less of what is reserved is in tensors
+_HOST_GREW_RATIO = 0.25  # of the memory before
+_FRAGMENTED_RATIO = 0.7  # below this share of the reserved memory in tensors, it is fragmented
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Memory that has not stopped to grow."""
+    """Memory that has not stopped growing."""
 
     from_bytes: float
     to_bytes: float
@@ -270,7 +281,7 @@ class Growth:
 
 
 def growth_of(points: Sequence[tuple[float, float]]) -> Growth | None:
-    """Of (when, bytes) by time: steady to the end, and not the filling of a cache.
+    """(time, bytes) in order -> growth that is steady to the end, unlike a cache that fills.
 
     >>> growth_of([(t, 10.0 + t) for t in range(300)]).grew_bytes > 200
     True
@@ -285,9 +296,9 @@ def growth_of(points: Sequence[tuple[float, float]]) -> Growth | None:
     if len(kept) < 2 * _SEGMENTS or over_s <= 0:
         return None
     segments: list[list[float]] = [[] for _ in range(_SEGMENTS)]
-    for at_s, held in kept:
+    for at_s, used in kept:
         place = int((at_s - kept[0][0]) / over_s * _SEGMENTS)
-        segments[min(place, _SEGMENTS - 1)].append(held)
+        segments[min(place, _SEGMENTS - 1)].append(used)
     if not all(segments):
         return None
     levels = [statistics.fmean(segment) for segment in segments]
@@ -296,7 +307,7 @@ def growth_of(points: Sequence[tuple[float, float]]) -> Growth | None:
     late = levels[-1] - (levels[half - 1] + levels[half]) / 2
     if grew <= 0 or rising < _RISING or late < _LATE_RATIO * grew:
         return None
-    # Between the middles of the first and the last segment.
+    # Measured between the middles of the first and the last segment.
     return Growth(
         from_bytes=levels[0],
         to_bytes=levels[-1],
@@ -304,10 +315,10 @@ def growth_of(points: Sequence[tuple[float, float]]) -> Growth | None:
     )
 
 
-def leak(run: Run, gpu: GpuFigures, until_s: float) -> Finding | None:
-    """Of a GPU. Where tensors take far less than is reserved, it is the allocator's fragments."""
+def _leak(run: Run, gpu: GpuFigures, until_s: float) -> Finding | None:
+    """Report growing GPU memory: a leak, or fragmentation if tensors use far less than reserved."""
     total = gpu.memory.total_bytes
-    grown = growth_of(_held_on(run, gpu.gpu, until_s))
+    grown = growth_of(_used_on(run, gpu.gpu, until_s))
     if grown is None or not total or grown.grew_bytes < _GREW_RATIO * total:
         return None
     evidence = [
@@ -363,7 +374,7 @@ def leak(run: Run, gpu: GpuFigures, until_s: float) -> Finding | None:
     )
 
 
-def host_leak(run: Run, until_s: float) -> Finding | None:
+def _host_leak(run: Run, until_s: float) -> Finding | None:
     halts = halts_in(run)
     seen = [span for span in run.host_spans if span.memory_bytes is not None]
     spans = [span for span in outside(seen, halts) if span.ended_s <= until_s]
@@ -394,15 +405,15 @@ def host_leak(run: Run, until_s: float) -> Finding | None:
     )
 
 
-def _held_on(run: Run, place: int, until_s: float) -> list[tuple[float, float]]:
-    """What this run holds, where that is known; of a GPU without others, what all hold."""
+def _used_on(run: Run, place: int, until_s: float) -> list[tuple[float, float]]:
+    """Return this run's memory over time, if known; all memory in use if the GPU is not shared."""
     halts = halts_in(run)
     seen = [s for s in run.gpu_spans if s.gpu == place and s.ended_s <= until_s]
     spans = outside(sorted(seen, key=lambda span: span.began_s), halts)
     first = next((n for n, span in enumerate(spans) if not is_idle(span)), len(spans))
     is_alone = not any(span.num_others for span in spans)
-    held = [(s.began_s, s.used_bytes if is_alone else s.run_bytes) for s in spans[first:]]
-    return [(at_s, float(number)) for at_s, number in held if number is not None]
+    used = [(s.began_s, s.used_bytes if is_alone else s.run_bytes) for s in spans[first:]]
+    return [(at_s, float(number)) for at_s, number in used if number is not None]
 
 
 def _until_full(left_bytes: float, grown: Growth) -> str:
@@ -418,8 +429,8 @@ _SLOWER_RATIO = 1.25
 _FEWEST_SPANS = 12
 
 
-def slowing_down(run: Run, until_s: float) -> Finding | None:
-    """The last third of the steps against the first, after warming up; by sample where known."""
+def _slowing_down(run: Run, until_s: float) -> Finding | None:
+    """Compare the last third of the steps with the first, after warm-up; by sample if known."""
     spans = _timed(run, until_s)
     if len(spans) < _FEWEST_SPANS or spans[-1].ended_s - spans[0].began_s < _LEAST_S:
         return None
@@ -431,12 +442,14 @@ def slowing_down(run: Run, until_s: float) -> Finding | None:
         return None
     first, _, last = _thirds(spans)
     was_s, now_s = _usual_step_s(first), _usual_step_s(last)
-    waits = [_wait_ratio(part) for part in (first, last)]
+    waits = [wait_ratio(part) for part in (first, last)]
     evidence = [f"{was_s:.3g} s a step at first, {now_s:.3g} s at the end"]
     is_input = waits[0] is not None and waits[1] is not None and waits[1] - waits[0] > 0.1
     if waits[0] is not None and waits[1] is not None:
-        told = [format_ratio(wait or 0.0) for wait in waits]
-        evidence.append(f"waiting for data took {told[0]} of a step at first, {told[1]} at the end")
+        shares = [format_ratio(wait or 0.0) for wait in waits]
+        evidence.append(
+            f"waiting for data took {shares[0]} of a step at first, {shares[1]} at the end"
+        )
     return Finding(
         kind="slowing-down",
         sentence=f"steps became {late / early:.1f} times as slow over the run",
@@ -468,31 +481,25 @@ def _thirds(spans: Sequence[StepSpan]) -> tuple[list[StepSpan], list[StepSpan], 
 
 
 def _pace(spans: Sequence[StepSpan]) -> float | None:
-    """Seconds a sample; a step, where samples are not counted. The median."""
+    """Return the median seconds per sample, or per step if samples are not counted."""
     if len(spans) < _FEWEST_SPANS // 4:
         return None
     if all(span.num_samples for span in spans):
         per = [(s.step_s * s.num_steps / (s.num_samples or 1), s.num_steps) for s in spans]
-        return _median(per)
+        return quantile(per, 0.5)
     return _usual_step_s(spans)
-
-
-def _wait_ratio(spans: Sequence[StepSpan]) -> float | None:
-    known = [span for span in spans if span.data_wait_s is not None]
-    took_s = sum(span.num_steps * span.step_s for span in known)
-    return min(sum(s.data_wait_s or 0.0 for s in known) / took_s, 1.0) if took_s > 0 else None
 
 
 # ---- some steps that stall -------------------------------------------------------------------
 
 _STALL_RATIO = 3.0  # times the usual step
-_STALL_S = 0.2  # and so much longer at least
+_STALL_S = 0.2  # and at least this much longer
 _FEWEST_STALLS = 3
-_STALLED_RATIO = 0.05  # of all steps' time
+_STALLED_RATIO = 0.05  # of the total step time
 
 
-def stalls(run: Run, until_s: float) -> Finding | None:
-    """Now and then one step takes many times as long as the others."""
+def _stalls(run: Run, until_s: float) -> Finding | None:
+    """Report that now and then a step takes many times as long as the others."""
     spans = _timed(run, until_s)
     if not spans or spans[-1].ended_s - spans[0].began_s < _LEAST_S / 2:
         return None
@@ -505,7 +512,7 @@ def stalls(run: Run, until_s: float) -> Finding | None:
     lost_s = sum(span.longest_step_s - usual_s for span in stalled)
     took_s = sum(span.num_steps * span.step_s for span in spans)
     num_steps = sum(span.num_steps for span in spans)
-    # If many are like that, it is how it steps, and the usual step is not what it seems.
+    # If many steps are like this, it is the normal pace, and the usual step is misleading.
     if len(stalled) < _FEWEST_STALLS or len(stalled) > num_steps / 5 or took_s <= 0:
         return None
     if lost_s < _STALLED_RATIO * took_s:
@@ -547,11 +554,3 @@ def _against_stalls(by_data: bool | None) -> tuple[str, ...]:
         ),
         "saving, logging or copying to the host within a step",
     )
-
-
-# ---- ranges ----------------------------------------------------------------------------------
-
-
-def _mean_of(spans: Sequence[GpuSpan], read: Callable[[GpuSpan], float | None]) -> float | None:
-    found = ((read(span), lasted(span)) for span in spans)
-    return mean([(float(value), seconds) for value, seconds in found if value is not None])

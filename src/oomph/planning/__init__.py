@@ -1,1 +1,1 @@
-"""Predictions -> Plan: which ways to train there are, which fit, and which one to take. Pure."""
+"""Predictions -> Plan: which variants exist, which fit, and which one to recommend. No I/O."""

@@ -1,78 +1,51 @@
-"""What a model allows, what the user allows -> every way to train that is worth a look.
+"""Request -> Choices, the allowed values of every setting; Choices -> every Variant.
 
-A way keeps the batch: micro-batch x accumulation x GPUs is it, for each of them.
+Every variant keeps the batch size: micro-batch x accumulation x GPUs stays the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from oomph.errors import UsageError
-from oomph.planning.sharing import numbers_of_gpus, shared_by, why_not_shared
-from oomph.planning.tricks import BATCH_SIZE, NAMES, NEED_CONSENT, SPLITTING
-from oomph.records.contradictions import contradiction_in
-from oomph.records.plan import Rejected, Stability
-from oomph.records.possible import Possible
-from oomph.records.workload import Precision, Sharding, Variant
+from oomph.records.plan import Rejected
+from oomph.records.workload import Sharding, Variant
+from oomph.tricks.trick import BATCH_SIZE, BY_NAME, NAMES, TRICKS, contradiction_in, tricks_on
 
-_BF16_SINCE = (8, 0)  # compute capability
-_FRIENDLY = 8  # kernels are made for multiples of it
-# The classes of which torch has the same in one kernel and parameter by parameter.
-_OF_TORCH = "torch.optim."
-_ADAMS = ("Adam", "AdamW")
-_OF_FSDP = "FSDP's own CPUOffloadPolicy divides and offloads, and is not rehearsed"
+if TYPE_CHECKING:
+    from oomph.tricks.definition import Definition, Request
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What is to be planned."""
-
-    batch_size: int
-    capability: tuple[int, int]
-    possible: Possible
-    clips_gradients: bool
-    max_gpus: int = 1
-    allow: frozenset[str] = frozenset()
-    forbid: frozenset[str] = frozenset()
-    refused: Mapping[str, str] = field(default_factory=dict)  # tricks that cannot be, and why
-    precision: Precision = "fp32"  # as it was given
-    checked: Mapping[str, Stability] = field(default_factory=dict)  # of tricks, by oomph check
-    pairs_at: str | None = None  # where examples are compared with one another, as in InfoNCE
-    own_micro_batch: int | None = None  # of a script that accumulates by itself
+_FRIENDLY = 8  # judgement: tensor cores and warps prefer multiples of 8 (NVIDIA's GEMM guide)
+_OF_FSDP = "FSDP offloads with its own CPUOffloadPolicy, which oomph cannot rehearse"
+# These depend on the number of GPUs, so they are chosen together and not setting by setting.
+_OF_SPLIT = ("sharding", "num_gpus", "micro_batch", "accumulation")
+_SETTINGS = tuple(one for one in fields(Variant) if one.name not in _OF_SPLIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """The values that each setting may take. The first is the workload as it was given."""
+    """The values that each setting may take. The first one is the workload's own."""
 
     batch_size: int
     clips_gradients: bool
-    precisions: tuple[Precision, ...]
-    checkpointings: tuple[str, ...]
-    optimizers: tuple[str, ...]
-    attentions: tuple[Any, ...]
-    losses: tuple[Any, ...]
-    in_backward: tuple[bool, ...]
-    offload_activations: tuple[bool, ...]
-    offload_optimizer: tuple[bool, ...]
-    adapters: tuple[Any, ...]
-    shardings: tuple[tuple[Sharding, int], ...]  # and the number of GPUs
-    expandable: tuple[bool, ...]
+    settings: Mapping[str, tuple[Any, ...]]  # keyed by field of Variant
+    shardings: tuple[tuple[Sharding, int], ...]  # each with its number of GPUs
     may_accumulate: bool
-    changing: frozenset[str]  # tricks that change this model's training, though not that of others
+    changing: frozenset[str]  # tricks that change this model's training but not that of others
     rejected: tuple[Rejected, ...]
-    own: frozenset[str] = frozenset()  # tricks that are on as it was given
+    own: frozenset[str] = frozenset()  # tricks that the workload already uses
     least_micro_batch: int = 1
-    other_batch_sizes: tuple[int, ...] = ()  # that may be trained with instead
-    # As given, where another one changes training: what BatchNorm or the loss sees at a time.
+    other_batch_sizes: tuple[int, ...] = ()  # alternatives to batch_size
+    # The workload's own micro-batch, if changing it changes training: BatchNorm and some losses
+    # depend on which examples they see together.
     coupled_micro_batch: int | None = None
 
 
 def check_names(names: Sequence[str], flag: str) -> frozenset[str]:
-    """The names of tricks, if they all are. Raises UsageError."""
+    """Return the names as a set. Raise UsageError for one that is not a trick."""
     for name in names:
         if name not in NAMES:
             raise UsageError(
@@ -82,51 +55,128 @@ def check_names(names: Sequence[str], flag: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def choices_for(question: Question, checkpointings: Sequence[str]) -> Choices:
-    """Every value of every setting that the model and the user allow."""
-    chooser = _Chooser(question)
+def choices_for(request: Request, checkpointings: Sequence[str]) -> Choices:
+    """Return every value of every setting that the model and the user allow."""
+    chooser = _Chooser(request)
+    accumulation = BY_NAME["accumulation"]
+    is_coupled = request.changes(accumulation) and "accumulation" not in request.forbid
     return Choices(
-        batch_size=question.batch_size,
-        clips_gradients=question.clips_gradients,
-        precisions=chooser.precisions(),
-        checkpointings=chooser.checkpointings(checkpointings),
-        optimizers=chooser.optimizers(),
-        attentions=chooser.attentions(),
-        losses=chooser.losses(),
-        in_backward=chooser.flag("optimizer-in-backward"),
-        offload_activations=chooser.flag("offload-activations"),
-        offload_optimizer=chooser.flag("offload-optimizer"),
-        adapters=chooser.adapters(),
+        batch_size=request.batch_size,
+        clips_gradients=request.clips_gradients,
+        settings=chooser.settings(checkpointings),
         shardings=chooser.shardings(),
-        expandable=chooser.flag("expandable-segments"),
-        may_accumulate=chooser.may_accumulate(),
-        changing=frozenset(filter(chooser.changes, NAMES)),
+        may_accumulate=chooser.may_accumulate(accumulation),
+        changing=frozenset(trick.name for trick in TRICKS if request.changes(trick)),
         other_batch_sizes=chooser.other_batch_sizes(),
-        own=frozenset({question.precision} - {"fp32"}),
-        coupled_micro_batch=chooser.coupled_micro_batch(),
+        own=frozenset({request.precision} - {"fp32"}),
+        coupled_micro_batch=request.own_micro_batch if is_coupled else None,
         rejected=tuple(chooser.rejected),
     )
 
 
+class _Chooser:
+    """Decides which values each setting may take, and notes why others are rejected."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.rejected: list[Rejected] = []
+
+    def may(self, trick: Definition) -> bool:
+        why = self.request.why_not(trick)
+        if why is not None:
+            self.note(trick.name, why)
+        return why is None
+
+    def note(self, what: str, why: str) -> None:
+        self.rejected.append(Rejected(what=what, why=why))
+
+    def settings(self, checkpointings: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+        """Return the default of each setting and the values that the allowed tricks give it."""
+        given = self.request.precision
+        found: dict[str, tuple[Any, ...]] = {}
+        for setting in _SETTINGS:
+            if setting.name == "precision" and given != "fp32":
+                found["precision"] = (given,)
+                continue
+            tricks = [t for t in TRICKS if t.setting == setting.name and self.may(t)]
+            values: list[Any] = [trick.value or True for trick in tricks]
+            if setting.name == "checkpointing" and tricks:
+                values = [*checkpointings]
+            is_fixed = any(trick.is_in_every_plan for trick in tricks)
+            found[setting.name] = tuple(values) if is_fixed else (setting.default, *values)
+        return found
+
+    def shardings(self) -> tuple[tuple[Sharding, int], ...]:
+        from oomph.tricks.sharding import can_share, numbers_of_gpus
+
+        most, batch_size = self.request.max_gpus, self.request.batch_size
+        numbers = numbers_of_gpus(batch_size, most)
+        if numbers and numbers[-1] < most:
+            why = f"a batch of {batch_size} cannot be divided equally among up to {most}"
+            self.note(f"more than {numbers[-1]} GPUs", why)
+        every: tuple[Sharding, ...] = get_args(Sharding)
+        kinds = [kind for kind in every if kind in BY_NAME and self.may(BY_NAME[kind])]
+        if {"fsdp", "hybrid"} & {*kinds} and "offload-optimizer" not in self.request.forbid:
+            self.note("offload-optimizer with fsdp or hybrid", _OF_FSDP)
+        found = ((k, number) for number in numbers for k in kinds if can_share(k, number))
+        return (("none", 1), *found)
+
+    def may_accumulate(self, accumulation: Definition) -> bool:
+        """Return whether the batch may be split, and note why it cannot be."""
+        batch_size = self.request.batch_size
+        may = self.may(accumulation)
+        if may and batch_size > _FRIENDLY and len(micro_batches(batch_size)) <= 2:
+            larger = -(-batch_size // _FRIENDLY) * _FRIENDLY
+            why = f"{batch_size} is a prime number: a batch of {larger} can be divided"
+            self.note(f"micro-batches between 1 and {batch_size}", why)
+        return may
+
+    def other_batch_sizes(self) -> tuple[int, ...]:
+        """Return the smaller batch sizes that divide the given one and need no accumulation."""
+        request = self.request
+        if BATCH_SIZE in request.allow and BATCH_SIZE not in (*request.forbid, *request.refused):
+            return tuple(micro_batches(request.batch_size)[1:])
+        forbidden = "forbidden" if BATCH_SIZE in request.forbid else None
+        consent = f"changes training: --allow {BATCH_SIZE}"
+        self.note(BATCH_SIZE, forbidden or request.refused.get(BATCH_SIZE, consent))
+        return ()
+
+
+# ---- variants ------------------------------------------------------------------------------------
+
+
 def variants(choices: Choices) -> Iterator[Variant]:
-    """Every combination that has no contradiction in it."""
-    hows = list(_hows(choices))
+    """Yield every combination that is neither contradictory nor pointless."""
+    combinations = [
+        dict(zip(choices.settings, values, strict=True))
+        for values in product(*choices.settings.values())
+    ]
     for sharding, num_gpus in choices.shardings:
         for micro_batch, accumulation in _splits(choices, num_gpus):
-            for how in hows:
+            for settings in combinations:
                 variant = Variant(
                     micro_batch=micro_batch,
                     accumulation=accumulation,
                     sharding=sharding,
                     num_gpus=num_gpus,
-                    **how,
+                    **settings,
                 )
-                if _is_worth_a_look(variant, clips_gradients=choices.clips_gradients):
+                clips = choices.clips_gradients
+                variant = _without_conflicting_extras(variant, clips)
+                is_pointless = any(trick.is_pointless(variant) for trick in tricks_on(variant))
+                if not is_pointless and contradiction_in(variant, clips_gradients=clips) is None:
                     yield variant
 
 
+def _without_conflicting_extras(variant: Variant, clips_gradients: bool) -> Variant:
+    """Leave out tricks that are in every plan where they conflict with one that is chosen."""
+    extras = [trick for trick in tricks_on(variant) if trick.is_in_every_plan]
+    off = {e.setting: e.setting_when_off for e in extras if e.conflict(variant, clips_gradients)}
+    return replace(variant, **off) if off else variant
+
+
 def _splits(choices: Choices, num_gpus: int) -> Iterator[tuple[int, int]]:
-    """Every micro-batch with its accumulation; of another batch only the whole at once."""
+    """Yield each micro-batch with its accumulation steps. Other batch sizes are never split."""
     least = min(choices.least_micro_batch, choices.batch_size // num_gpus)
     own = choices.coupled_micro_batch
     if own is not None and num_gpus == 1:
@@ -144,48 +194,8 @@ def _splits(choices: Choices, num_gpus: int) -> Iterator[tuple[int, int]]:
             yield batch_size // num_gpus, 1
 
 
-def _is_worth_a_look(variant: Variant, *, clips_gradients: bool) -> bool:
-    """No contradiction, and nothing that is pointless beside another trick of the same variant."""
-    # A recomputed block keeps next to nothing that could be offloaded.
-    is_kept = variant.checkpointing == "none" and not variant.optimizer_in_backward
-    if variant.offload_activations and not is_kept:
-        return False
-    if variant.offload_optimizer and variant.optimizer != "as-is":
-        return False  # how the host computes a step is not the GPU's implementation
-    return contradiction_in(variant, clips_gradients=clips_gradients) is None
-
-
-def _hows(choices: Choices) -> Iterator[dict[str, Any]]:
-    names = (
-        "precision",
-        "checkpointing",
-        "optimizer",
-        "attention",
-        "loss",
-        "optimizer_in_backward",
-        "offload_activations",
-        "offload_optimizer",
-        "adapters",
-        "expandable_segments",
-    )
-    values = (
-        choices.precisions,
-        choices.checkpointings,
-        choices.optimizers,
-        choices.attentions,
-        choices.losses,
-        choices.in_backward,
-        choices.offload_activations,
-        choices.offload_optimizer,
-        choices.adapters,
-        choices.expandable,
-    )
-    for combination in product(*values):
-        yield dict(zip(names, combination, strict=True))
-
-
 def micro_batches(batch_size: int, num_gpus: int = 1) -> list[int]:
-    """The sizes that divide what a GPU gets of the batch, and that kernels like; largest first."""
+    """Return the divisors of a GPU's share of the batch that suit its kernels, largest first."""
     if batch_size % num_gpus:
         return []
     share = batch_size // num_gpus
@@ -193,157 +203,3 @@ def micro_batches(batch_size: int, num_gpus: int = 1) -> list[int]:
     friendly = {d for d in divisors if d % _FRIENDLY == 0 or d in (1, 2, 4, share)}
     is_odd = len(friendly) < min(len(divisors), 4)
     return sorted(divisors if is_odd else friendly, reverse=True)
-
-
-class _Chooser:
-    """Decides on each setting, and says why something is left out."""
-
-    def __init__(self, question: Question) -> None:
-        self.question = question
-        self.possible = question.possible
-        self.rejected: list[Rejected] = []
-
-    def may(self, name: str, *, unless: str | None = None) -> bool:
-        """Whether a trick may be used; if not, why is noted."""
-        if name in self.question.forbid:
-            why: str | None = "forbidden"
-        elif name in self.question.refused:
-            why = self.question.refused[name]
-        elif unless is not None:
-            why = unless
-        elif name in NEED_CONSENT and name not in self.question.allow:
-            why = f"changes training: --allow {name}"
-        elif self.question.checked.get(name) == "changes" and name not in self.question.allow:
-            why = f"changes this training, as oomph check found: --allow {name}"
-        else:
-            why = None
-        if why is not None:
-            self.rejected.append(Rejected(what=name, why=why))
-        return why is None
-
-    def changes(self, name: str) -> bool:
-        """Whether a trick changes this model's training, though not that of others."""
-        checked = self.question.checked.get(name)
-        if checked is not None:
-            return checked == "changes"
-        is_coupled = self.question.pairs_at is not None
-        return name in SPLITTING and (bool(self.possible.batch_norm_names) or is_coupled)
-
-    def coupled_micro_batch(self) -> int | None:
-        own = self.question.own_micro_batch
-        is_held = own is not None and "accumulation" not in self.question.forbid
-        return own if is_held and self.changes("accumulation") else None
-
-    def flag(self, name: str) -> tuple[bool, ...]:
-        return (False, True) if self.may(name) else (False,)
-
-    def precisions(self) -> tuple[Precision, ...]:
-        own = self.question.precision
-        if own != "fp32":
-            return (own,)
-        has_bf16 = self.question.capability >= _BF16_SINCE
-        lacks = None if has_bf16 else "this GPU has no tensor cores for it"
-        found: list[Precision] = ["fp32"]
-        if self.may("tf32", unless=lacks):
-            found.append("tf32")
-        if self.may("bf16", unless=lacks):
-            found.append("bf16")
-        asked = "fp16" in self.question.allow
-        better = "bf16 is as fast, and needs no loss scaler"
-        if self.may("fp16", unless=better if "bf16" in found and not asked else None):
-            found.append("fp16")
-        if self.may("pure-bf16", unless=lacks):
-            found.append("pure-bf16")
-        return tuple(found)
-
-    def checkpointings(self, ways: Sequence[str]) -> tuple[str, ...]:
-        lacks = None if self.possible.num_blocks else "the model has no repeated blocks"
-        return ("none", *ways) if self.may("checkpointing", unless=lacks) else ("none",)
-
-    def optimizers(self) -> tuple[str, ...]:
-        name = self.possible.optimizer_class
-        kind = name.rpartition(".")[2]
-        other = None if name.startswith(_OF_TORCH) else f"{kind} is not one of torch's"
-        no_adam = None if kind in _ADAMS else f"made for Adam, and this is {kind}"
-        already = {kind: "the optimizer is that already"} if other is None else {}
-        found = ["as-is"]
-        for lever, value, unless in (
-            ("fused-optimizer", "fused", other),
-            ("for-loop-optimizer", "for-loop", other),
-            ("8-bit-optimizer", "8-bit", no_adam),
-            ("adafactor", "adafactor", already.get("Adafactor")),
-            ("sgd", "sgd", already.get("SGD")),
-        ):
-            if self.may(lever, unless=unless):
-                found.append(value)
-        return tuple(found)
-
-    def attentions(self) -> tuple[str, ...]:
-        already = {
-            "eager": None,
-            "sdpa": "the model has it already",
-            "none": "no attention was seen in the model",
-            "unknown": "the model's attention is its own: use"
-            " torch.nn.functional.scaled_dot_product_attention in it",
-        }[self.possible.attention_is]
-        # As it was given, and exchanged: the exchange is exact, smaller and faster.
-        return ("sdpa",) if self.may("sdpa", unless=already) else ("as-is",)
-
-    def losses(self) -> tuple[str, ...]:
-        lacks = None if self.possible.has_causal_head else self.possible.why_no_chunks
-        return ("as-is", "chunked") if self.may("chunked-loss", unless=lacks) else ("as-is",)
-
-    def adapters(self) -> tuple[str, ...]:
-        lacks = None if self.possible.num_adaptable else "no linear layers in repeated blocks"
-        found = [name for name in ("lora", "qlora") if self.may(name, unless=lacks)]
-        return ("none", *found)
-
-    def shardings(self) -> tuple[tuple[Sharding, int], ...]:
-        most, batch_size = self.question.max_gpus, self.question.batch_size
-        numbers = numbers_of_gpus(batch_size, most)
-        if numbers and numbers[-1] < most:
-            why = f"a batch of {batch_size} cannot be shared equally among up to {most}"
-            self.rejected.append(Rejected(what=f"more than {numbers[-1]} GPUs", why=why))
-        by_kind = shared_by(numbers)
-        kinds = [
-            kind
-            for kind, own in by_kind.items()
-            if self.may_split(kind, unless=None if own else why_not_shared(batch_size, most))
-        ]
-        if {"fsdp", "hybrid"} & {*kinds} and "offload-optimizer" not in self.question.forbid:
-            what = "offload-optimizer with fsdp or hybrid"
-            self.rejected.append(Rejected(what=what, why=_OF_FSDP))
-        found = ((kind, number) for number in numbers for kind in kinds if number in by_kind[kind])
-        return (("none", 1), *found)
-
-    def may_accumulate(self) -> bool:
-        """Whether the batch may be divided; what hinders it is noted."""
-        batch_size = self.question.batch_size
-        may = self.may_split("accumulation")
-        if may and batch_size > _FRIENDLY and len(micro_batches(batch_size)) <= 2:
-            larger = -(-batch_size // _FRIENDLY) * _FRIENDLY
-            why = f"{batch_size} is a prime number: a batch of {larger} can be divided"
-            what = f"micro-batches between 1 and {batch_size}"
-            self.rejected.append(Rejected(what=what, why=why))
-        return may
-
-    def other_batch_sizes(self) -> tuple[int, ...]:
-        """Smaller ones that divide it: what would do without accumulation."""
-        if not self.may(BATCH_SIZE):
-            return ()
-        return tuple(micro_batches(self.question.batch_size)[1:])
-
-    def may_split(self, name: str, *, unless: str | None = None) -> bool:
-        """Whether a trick may be used that shows a model only a part of the batch at a time."""
-        layers, pairs_at = self.possible.batch_norm_names, self.question.pairs_at
-        is_free = name not in self.question.checked and name not in self.question.allow
-        if unless is None and is_free and (layers or pairs_at):
-            who = (
-                f"{len(layers)} BatchNorm layers ({layers[0]}, ...)"
-                if layers
-                else f"examples are compared with one another ({pairs_at}), and each"
-            )
-            own = self.question.own_micro_batch
-            part = "a part of the batch" if own is None else f"other than {own} examples at a time"
-            unless = f"{who} would see {part}, which changes training: --allow {name}"
-        return self.may(name, unless=unless)

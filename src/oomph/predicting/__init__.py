@@ -1,1 +1,1 @@
-"""Trace -> Prediction: what a step will need, and what torch's allocator makes of it. Pure."""
+"""Trace -> Prediction: a step's memory and time, with torch's allocator replayed. No I/O."""

@@ -1,7 +1,7 @@
-"""The text of PYTORCH_CUDA_ALLOC_CONF -> AllocatorSettings: what changes torch's allocator.
+"""The text of PYTORCH_CUDA_ALLOC_CONF -> AllocatorSettings.
 
-The keys, their limits and their defaults are those of torch 2.13 (c10/core/AllocatorConfig.h and
-c10/cuda/CUDAAllocatorConfig.h); where an older torch accepts less, this accepts what 2.13 does.
+Keys, limits and defaults are those of torch 2.13 (c10/core/AllocatorConfig.h and
+c10/cuda/CUDAAllocatorConfig.h). An older torch may accept less.
 """
 
 from __future__ import annotations
@@ -12,31 +12,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from oomph.errors import UsageError
+from oomph.records.workload import Variant
 from oomph.units import MIB
 
-MIN_BLOCK_BYTES = 512  # every request is a multiple of it
+MIN_BLOCK_BYTES = 512  # every block is a multiple of this
 SMALL_BYTES = 1 * MIB  # the largest request that the small pool serves
 SMALL_SEGMENT_BYTES = 2 * MIB
-MIN_LARGE_BYTES = 10 * MIB  # a request from here on gets a segment of its own size
+MIN_LARGE_BYTES = 10 * MIB  # from here on a request gets a segment of its own size
 ROUND_LARGE_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB  # torch's default; `large_segment_size_mb` changes it
 
-# roundup_power2_divisions has one entry for each power of two from 1 MiB to 32 GiB; what is
-# smaller or larger uses the first or the last.
+# roundup_power2_divisions has one entry per power of two from 1 MiB to 32 GiB; smaller sizes use
+# the first and larger sizes the last.
 NUM_ROUNDUP_INTERVALS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorSettings:
-    """What PYTORCH_CUDA_ALLOC_CONF can change about memory, with torch's defaults."""
+    """The memory settings of PYTORCH_CUDA_ALLOC_CONF, with torch's defaults."""
 
     expandable_segments: bool = False
-    max_split_bytes: int | None = None  # blocks from this size on are never split
+    max_split_bytes: int | None = None  # blocks of this size or larger are never split
     max_non_split_rounding_bytes: int = LARGE_SEGMENT_BYTES
     large_segment_bytes: int = LARGE_SEGMENT_BYTES  # also the large pool's page, if expandable
-    roundup_power2_divisions: int | tuple[int, ...] = 0  # one for all, or 16; 0 and 1 are off
-    gc_threshold_ratio: float = 0.0  # counts only where `memory_fraction_ratio` is set
-    memory_fraction_ratio: float | None = None  # of the GPU's total: what this process may reserve
+    # one for all sizes, or 16; 0 and 1 mean off
+    roundup_power2_divisions: int | tuple[int, ...] = 0
+    gc_threshold_ratio: float = 0.0  # used only with `memory_fraction_ratio`
+    memory_fraction_ratio: float | None = None  # share of the GPU to reserve at most
 
     def __post_init__(self) -> None:
         divisions = self.roundup_power2_divisions
@@ -47,15 +49,20 @@ class AllocatorSettings:
             )
 
     def divisions_by_interval(self) -> tuple[int, ...]:
-        """The divisions for each of the 16 intervals; empty where nothing is rounded up."""
+        """Return the divisions for each of the 16 intervals; empty if nothing is rounded up."""
         divisions = self.roundup_power2_divisions
         if not isinstance(divisions, tuple):
             divisions = (divisions,) * NUM_ROUNDUP_INTERVALS
         return divisions if max(divisions) > 1 else ()
 
 
+def settings_for(variant: Variant) -> AllocatorSettings:
+    """Return the settings of a variant: torch's own, with expandable segments if it uses them."""
+    return AllocatorSettings(expandable_segments=variant.expandable_segments)
+
+
 def round_size(size_bytes: int, divisions_by_interval: tuple[int, ...] = ()) -> int:
-    """The bytes that torch sets aside for a request.
+    """Return the bytes that torch sets aside for a request.
 
     >>> round_size(1), round_size(513), round_size(1200 * 1024, (4,) * 16) // 1024
     (512, 1024, 1280)
@@ -71,14 +78,14 @@ def round_size(size_bytes: int, divisions_by_interval: tuple[int, ...] = ()) -> 
 
 
 def _round_to_division(size_bytes: int, divisions: int) -> int:
-    """Up to the next of so many equal steps between two powers of two."""
+    """Round up to the next of `divisions` equal steps between two powers of two."""
     floor_bytes = 1 << (size_bytes.bit_length() - 1)
     step_bytes = floor_bytes >> (divisions.bit_length() - 1)
     return -(-size_bytes // step_bytes) * step_bytes
 
 
 def segment_bytes(size_bytes: int, large_segment_bytes: int = LARGE_SEGMENT_BYTES) -> int:
-    """What torch asks CUDA for when no cached block can serve a rounded request."""
+    """Return how much torch requests from CUDA if no cached block serves a rounded request."""
     if size_bytes <= SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
     if size_bytes < MIN_LARGE_BYTES:
@@ -86,11 +93,11 @@ def segment_bytes(size_bytes: int, large_segment_bytes: int = LARGE_SEGMENT_BYTE
     return -(-size_bytes // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
 
 
-# ---- the text ------------------------------------------------------------------------------------
+# ---- parsing -------------------------------------------------------------------------------------
 
 _ATTEMPT = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
-# Keys that torch knows and that do not change how much GPU memory is taken.
+# Torch's keys that do not affect GPU memory.
 _WITHOUT_EFFECT = frozenset(
     {
         "graph_capture_record_stream_reuse",
@@ -110,7 +117,7 @@ _WITHOUT_EFFECT = frozenset(
 
 
 def parse_settings(text: str) -> AllocatorSettings:
-    """Read what stands in PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF.
+    """Parse the value of PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF.
 
     >>> parse_settings("expandable_segments:True,max_split_size_mb:128").max_split_bytes
     134217728
@@ -136,7 +143,10 @@ def parse_settings(text: str) -> AllocatorSettings:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """The keys and values, a list in brackets being one value. Spaces mean nothing, as in torch."""
+    """Split into keys and values, ignoring spaces as torch does.
+
+    A list in brackets is one value.
+    """
     bare = re.sub(r"\s", "", text)
     pairs = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", bare):
@@ -156,7 +166,7 @@ def _refusal(key: str, value: str, because: str) -> UsageError:
 
 
 def _check_against_segments(fields: dict[str, Any]) -> None:
-    """Torch reads the size of a segment first, wherever it stands in the text."""
+    """Check sizes against the segment size, which torch reads first wherever it stands."""
     least_bytes: int = fields.get("large_segment_bytes", LARGE_SEGMENT_BYTES)
     for key in ("max_split_size_mb", "max_non_split_rounding_mb"):
         size_bytes: int | None = fields.get(_READERS[key][0])
@@ -201,7 +211,7 @@ def _fraction(value: str) -> float | None:
     ratio = _ratio(value)
     if not 0 <= ratio <= 1:
         raise ValueError("it lies between 0 and 1")
-    return ratio if ratio < 1 else None  # torch: all of the memory is no limit
+    return ratio if ratio < 1 else None  # torch treats the whole memory as no limit
 
 
 def _backend(value: str) -> None:
@@ -216,7 +226,7 @@ def _power_of_two(value: str, *, or_zero: bool) -> int:
 
 
 def _divisions(value: str) -> int | tuple[int, ...]:
-    """ "4" for every size, or by size in MiB: "[256:1,512:2,>:4]"."""
+    """Parse "4" for every size, or by size in MiB: "[256:1,512:2,>:4]"."""
     if not value.startswith("["):
         return _power_of_two(value, or_zero=False)
     by_interval = [0] * NUM_ROUNDUP_INTERVALS
@@ -229,7 +239,7 @@ def _divisions(value: str) -> int | tuple[int, ...]:
             continue
         exponent = _power_of_two(bound, or_zero=False).bit_length() - 1
         last = min(exponent, NUM_ROUNDUP_INTERVALS - 1)
-        if is_first:  # it holds for all that is smaller, too
+        if is_first:  # it also applies to all smaller sizes
             by_interval[:last] = [divisions] * last
             is_first = False
         by_interval[last] = divisions

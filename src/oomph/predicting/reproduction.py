@@ -1,9 +1,9 @@
-"""A recorded trace -> does the replayed allocator do what torch's did, address by address?
+"""A recorded trace -> whether the replayed allocator matches torch's, address by address.
 
-The recording gives the addresses that CUDA returned, the moments of empty_cache() and those at
+The recording provides the addresses that CUDA returned, the moments of empty_cache() and those at
 which pending frees completed. All else is predicted: when segments are taken and how large, which
-block each request gets, and what a release gives back. Where there is no budget, CUDA also fails
-when the recording says so; with one, that is predicted, too.
+block each request gets, and what a release gives back. Without a budget CUDA also fails when the
+recording says so; with a budget that is predicted, too.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ from itertools import accumulate
 from oomph.errors import UsageError
 from oomph.predicting.allocator import CachingAllocator, OutOfMemory, PlacedBlock
 from oomph.predicting.allocator_settings import AllocatorSettings
-from oomph.predicting.device import UNLIMITED_BYTES
 from oomph.predicting.recorded import (
     RESERVES,
+    Contradiction,
     Record,
     blocks_of,
     releases,
+    state_before,
     synchronized_at,
 )
-from oomph.predicting.starting_state import Contradiction, state_before
+from oomph.predicting.segments import UNLIMITED_BYTES
 from oomph.units import TIB
 
-_SIGNS = {**RESERVES, "oom": 0}  # CUDA's answers; running out changes nothing
+_SIGNS = {**RESERVES, "oom": 0}  # CUDA's answers; running out of memory changes nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """How far a replay agrees with the recording. It ends at the first difference."""
+    """How far a replay agrees with the recording. It stops at the first difference."""
 
     num_allocs: int
     num_exact_allocs: int  # at their recorded address
     num_segment_events: int
-    num_exact_segment_events: int  # the same memory taken or given back, in the same order
+    num_exact_segment_events: int  # same memory taken or released, in the same order
     num_blocks: int  # after the last event
     num_exact_blocks: int
     recorded_peak_reserved_bytes: int
     peak_reserved_bytes: int
     num_retries: int
     ran_out_at: tuple[int, ...]  # the events
-    # What the recording tells of the memory that this process could have: it had the first (or
-    # CUDA said so), and did not get the second.
+    # Bounds on the memory available to this process: it had the first (or CUDA said so), and was
+    # refused the second.
     budget_bytes: int
     too_much_bytes: int | None
     problem: str | None  # the first difference
@@ -55,21 +56,21 @@ class Reproduction:
 
 
 class _Difference(Exception):
-    """The replay did what the recording does not show."""
+    """The replay did something that the recording does not show."""
 
 
 class RecordedDevice:
-    """A GPU that answers as one did before."""
+    """A GPU that repeats its recorded answers."""
 
     def __init__(self, answers: Sequence[Record], reserved_bytes: int, budget_bytes: int | None):
         self._answers = answers
         self._budget_bytes = budget_bytes
         self.reserved_bytes = self.least_budget_bytes = reserved_bytes
         self.too_much_bytes: int | None = None
-        self.next = 0  # the answer
-        self.end = 0  # the answers up to here belong to the present request
-        self.free_bytes = UNLIMITED_BYTES  # as the last recorded failure told it
-        self.total_bytes = TIB  # is not recorded
+        self.next = 0  # index of the next answer
+        self.end = 0  # answers before this index belong to the current request
+        self.free_bytes = UNLIMITED_BYTES  # as of the last recorded failure
+        self.total_bytes = TIB  # not recorded
 
     def malloc(self, size_bytes: int) -> int | None:
         if not self._has_room("segment_alloc", size_bytes):
@@ -93,7 +94,7 @@ class RecordedDevice:
         self._confirm("segment_unmap", address, size_bytes)
 
     def pass_failure(self) -> None:
-        """The recording ran out of memory here, too."""
+        """Confirm that the recording also ran out of memory here."""
         self._confirm("oom", None, None)
 
     def _answer(self) -> Record | None:
@@ -107,7 +108,7 @@ class RecordedDevice:
         needed = self.reserved_bytes + size_bytes
         if self._budget_bytes is not None:
             has_room = needed <= self._budget_bytes
-        else:  # what it gave back next shows that it had none
+        else:  # the release that follows shows that it had no room
             has_room = answer is None or answer["action"] == action
         if not has_room:
             self.too_much_bytes = min(needed, self.too_much_bytes or needed)
@@ -141,7 +142,7 @@ def reproduce(
     *,
     budget_bytes: int | None = None,
 ) -> Reproduction:
-    """Replay one device's trace and hold it against the recording."""
+    """Replay one device's trace and compare it with the recording."""
     replayer = _Replayer(segments, trace, settings, budget_bytes)
     problem = replayer.run()
     return replayer.report(problem)
@@ -169,14 +170,14 @@ class _Replayer:
         self.ran_out_at: list[int] = []
 
     def run(self) -> str | None:
-        """Up to the end or to the first difference, which it returns."""
+        """Replay to the end or to the first difference, and return that."""
         at = 0
         try:
             self._adopt()
             emptied = {run.end - 1 for run in releases(self.trace) if not run.is_retry}
             synchronized = synchronized_at(self.trace)
             for at, event in enumerate(self.trace):
-                if at not in synchronized:  # the allocator does that itself
+                if at not in synchronized:  # the replayed allocator does that itself
                     self._step(at, event)
                 if at in emptied:
                     self.allocator.empty_cache()
@@ -187,7 +188,7 @@ class _Replayer:
             return f"event {at}: memory runs out, which is not recorded"
         except (_Difference, UsageError) as error:
             return f"event {at}: {error}"
-        except LookupError:  # a block that should be in a pool is not
+        except LookupError:  # a block is missing from its pool
             return f"event {at}: the recording contradicts itself"
         return self._compare_ends()
 

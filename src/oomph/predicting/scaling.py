@@ -1,8 +1,8 @@
 """Two traces -> every micro-batch size from the smaller one up.
 
-Every allocation is c + k x micro-batch bytes, with the same order of requests and frees; two
-traces give c and k. It does not hold for a micro-batch of 1, where torch drops dimensions.
-What is not affine is refused, and must be traced itself.
+Every allocation is c + k x micro-batch bytes, with the same order of requests and frees; two traces
+give c and k. This does not hold for a micro-batch of 1, where torch drops dimensions. A model that
+is not affine is refused and has to be traced at each size.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from oomph.records.trace import Allocation, Convolution, Op, Trace
 
 
 class NotAffine(Exception):
-    """The two traces have another structure, or sizes that no line goes through."""
+    """The two traces differ in structure, or their sizes are not on a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class AffineTrace:
-    """A trace of which the micro-batch is still open."""
+    """A trace as a function of the micro-batch."""
 
     base: Trace
     slopes: Sequence[int]  # bytes per example, of each allocation
     op_slopes: Sequence[tuple[int, int]]  # flops and moved bytes per example, of each op
-    host_slope: int = 0  # bytes of the host's memory per example
+    host_slope: int = 0  # host bytes per example
     # input, weight and output bytes per example, of each convolution
     convolution_slopes: Sequence[tuple[int, int, int]] = ()
 
     def at(self, micro_batch: int) -> Trace:
-        """The trace for a micro-batch."""
+        """Return the trace for a micro-batch."""
         more = micro_batch - self.base.micro_batch
         if more < 0:
             raise NotAffine(f"{micro_batch} is below what was traced ({self.base.micro_batch})")
@@ -62,7 +62,7 @@ class AffineTrace:
 
 
 def affine(smaller: Trace, larger: Trace) -> AffineTrace:
-    """The line through two traces. Raises NotAffine."""
+    """Return the line through two traces. Raises NotAffine."""
     step = larger.micro_batch - smaller.micro_batch
     ordered = with_ordered_frees(smaller.events, smaller.phase_starts)
     if ordered != with_ordered_frees(larger.events, larger.phase_starts):
@@ -81,14 +81,14 @@ def affine(smaller: Trace, larger: Trace) -> AffineTrace:
 
 
 def ordered(trace: Trace) -> Trace:
-    """The same with its frees in an order that is no chance."""
+    """Return the trace with its frees in a deterministic order."""
     return replace(trace, events=with_ordered_frees(trace.events, trace.phase_starts))
 
 
 def with_ordered_frees(
     events: Sequence[int], phase_starts: Sequence[tuple[int, str]] = ()
 ) -> list[int]:
-    """The events with each run of frees sorted: within one, in a phase, their order is chance."""
+    """Sort each run of frees within a phase, because their order is arbitrary."""
     borders = {start for start, _ in phase_starts}
     ordered: list[int] = []
     run: list[int] = []
@@ -129,7 +129,7 @@ def _convolution_slopes(
     return [
         (
             (b.input_bytes - a.input_bytes) // step,
-            (b.weight_bytes - a.weight_bytes) // step,  # there are filters of each example's own
+            (b.weight_bytes - a.weight_bytes) // step,  # some filters are per example
             (b.output_bytes - a.output_bytes) // step,
         )
         for a, b in zip(before, after, strict=True)

@@ -1,21 +1,100 @@
-"""Blocks and the pools they wait in, and expandable segments: the structures of torch's allocator.
+"""The structures of torch's allocator: blocks, their pools, and expandable segments.
 
-A segment is what CUDA gave; it is cut into blocks, which know their neighbours. A free block is
-in its pool's list, ordered by size and then by address, so that the first one that is large
-enough is the best fit. An expandable segment is a long range of addresses of which only some
-pages have memory behind them: the rest of it is blocks, too, unmapped ones.
-
-The names of c10/cuda/CUDACachingAllocator.cpp stand beside the functions that port them.
+A segment is memory from CUDA. It is cut into blocks, which know their neighbours. A free block is
+in its pool's list, ordered by size and then by address, so the first one that is large enough is
+the best fit. An expandable segment is a long range of addresses in which only some pages have
+memory behind them; the rest are unmapped blocks.
 """
+
+# Docstrings name the functions of c10/cuda/CUDACachingAllocator.cpp that they port.
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from oomph.predicting.allocator_settings import MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorSettings
 from oomph.predicting.allocator_settings import SMALL_SEGMENT_BYTES as SMALL_PAGE_BYTES
-from oomph.predicting.device import UNLIMITED_BYTES, Device
+from oomph.units import MIB, TIB
+
+# ---- the CUDA calls of torch's allocator, and a simulated GPU ------------------------------------
+
+# More than any GPU has, but finite, because expandable segments reserve address space in
+# proportion.
+UNLIMITED_BYTES = 1024 * TIB
+# cudaMalloc and the virtual memory calls both hand out memory in pages of this size.
+PAGE_BYTES = 2 * MIB
+
+
+class Device(Protocol):
+    """The CUDA calls that the allocator makes."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the memory of the whole GPU: memory fractions and address space depend on it."""
+
+    @property
+    def free_bytes(self) -> int:
+        """Return the free memory as cudaMemGetInfo reports it."""
+
+    def malloc(self, size_bytes: int) -> int | None:
+        """cudaMalloc: return an address, or None if there is no room."""
+
+    def free(self, address: int, size_bytes: int) -> None:
+        """cudaFree: release a segment."""
+
+    def reserve(self, size_bytes: int) -> int:
+        """cuMemAddressReserve: return addresses for an expandable segment, without memory."""
+
+    def map(self, address: int, size_bytes: int) -> bool:
+        """cuMemCreate and cuMemMap: put memory behind a part; False if there is no room."""
+
+    def unmap(self, address: int, size_bytes: int) -> None:
+        """cuMemUnmap and cuMemRelease: release the memory behind a part."""
+
+
+class SimulatedDevice:
+    """A GPU with this many free bytes. Addresses go upwards and are never reused."""
+
+    # Called on every change: the action as in a snapshot, the address, the bytes.
+    note: Callable[[str, int, int], None] | None = None
+
+    def __init__(
+        self, free_bytes: int = UNLIMITED_BYTES, *, total_bytes: int | None = None
+    ) -> None:
+        self.free_bytes = free_bytes
+        self.total_bytes = max(free_bytes, total_bytes or 0)
+        self._next_address = PAGE_BYTES
+
+    def malloc(self, size_bytes: int) -> int | None:
+        if size_bytes > self.free_bytes:
+            return None
+        address = self.reserve(size_bytes)
+        self._change("segment_alloc", address, -size_bytes)
+        return address
+
+    def free(self, address: int, size_bytes: int) -> None:
+        self._change("segment_free", address, size_bytes)
+
+    def reserve(self, size_bytes: int) -> int:
+        address = self._next_address
+        self._next_address += -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+        return address
+
+    def map(self, address: int, size_bytes: int) -> bool:
+        if size_bytes > self.free_bytes:
+            return False
+        self._change("segment_map", address, -size_bytes)
+        return True
+
+    def unmap(self, address: int, size_bytes: int) -> None:
+        self._change("segment_unmap", address, size_bytes)
+
+    def _change(self, action: str, address: int, more_free_bytes: int) -> None:
+        self.free_bytes += more_free_bytes
+        if self.note is not None:
+            self.note(action, address, abs(more_free_bytes))
 
 
 class Reservation:
@@ -32,7 +111,7 @@ class Reservation:
 class Block:
     """A piece of a segment. Sizes and addresses are in bytes.
 
-    Here and in Pool the names go without their units: they are the inside of the hot loop.
+    Names in Block and Pool have no unit suffix, because they are inside the hot loop.
     """
 
     __slots__ = (
@@ -54,16 +133,16 @@ class Block:
         self.pool = pool
         self.address = address
         self.size = size
-        self.reservation = reservation  # None: a segment of cudaMalloc
+        self.reservation = reservation  # None: a cudaMalloc segment
         self.requested = 0
         self.is_free = True
         self.is_mapped = True
         self.prev: Block | None = None  # None: the first of its segment
         self.next: Block | None = None
-        self.idle_since = 0  # the allocator's count of searches when it became free
+        self.idle_since = 0  # the allocator's number of searches when it became free
 
     def __lt__(self, other: Block) -> bool:
-        """Only asked where a recording contradicts itself and two blocks have one address."""
+        """Break ties: only used if a recording gives two blocks the same address."""
         return False
 
     @property
@@ -72,12 +151,12 @@ class Block:
 
     @property
     def reach(self) -> int:
-        """What it could grow to, if it may grow (expandable_size)."""
+        """Return the size that it could grow to (expandable_size)."""
         after = self.next
         return self.size if after is None or after.is_mapped else self.size + after.size
 
     def splice(self, before: Block | None, after: Block | None) -> None:
-        """Put it between two neighbours."""
+        """Insert it between two neighbours."""
         self.prev, self.next = before, after
         if before is not None:
             before.next = self
@@ -86,18 +165,18 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one stream, of small or of large requests."""
+    """The free blocks of one stream, for small or for large requests."""
 
     __slots__ = ("free", "is_small", "page", "smallest_rest", "stream", "unmapped", "whole_from")
 
     def __init__(self, stream: int, *, is_small: bool, settings: AllocatorSettings) -> None:
         self.stream = stream
         self.is_small = is_small
-        self.free: list[tuple[int, int, Block]] = []  # size, address: the order of the search
+        self.free: list[tuple[int, int, Block]] = []  # size, address: the search order
         self.unmapped: list[tuple[int, Block]] = []  # by address
         self.page = SMALL_PAGE_BYTES if is_small else settings.large_segment_bytes
-        # A block is split if at least this much remains and the request is smaller than that
-        # (should_split).
+        # A block is split if at least `smallest_rest` remains and the request is smaller than
+        # `whole_from` (should_split).
         splits_finely = is_small or settings.expandable_segments
         self.smallest_rest = MIN_BLOCK_BYTES if splits_finely else SMALL_BYTES + 1
         max_split = settings.max_split_bytes
@@ -117,7 +196,7 @@ class Pool:
 
 
 def cut_front(block: Block, size: int) -> Block:
-    """Split off the first bytes of a block that is not in its pool; the rest of it goes there."""
+    """Split off the front of a block that is not in its pool; the rest goes into the pool."""
     front = Block(block.pool, block.address, size, block.reservation)
     front.splice(block.prev, block)
     block.address += size
@@ -127,9 +206,9 @@ def cut_front(block: Block, size: int) -> Block:
 
 
 def merge_neighbours(block: Block) -> None:
-    """Take in the neighbours that are in the same state (try_merge_blocks, both sides).
+    """Merge with the neighbours in the same state (try_merge_blocks, both sides).
 
-    The block itself must not be in its pool: its address and its size change.
+    The block itself must not be in its pool, because its address and size change.
     """
     pool = block.pool
     for other in (block.prev, block.next):
@@ -147,13 +226,13 @@ def merge_neighbours(block: Block) -> None:
         block.size += other.size
 
 
-# ---- expandable segments -------------------------------------------------------------------------
+# ---- expandable segments
 
 
 def find_room(pool: Pool, size: int, device: Device) -> Block:
-    """The lowest block from which free and unmapped ones add up to a size (find_expandable_block).
+    """Return the lowest block with enough free and unmapped space (find_expandable_block).
 
-    A new segment where there is none.
+    If there is none, a new segment is reserved.
     """
     for _, block in pool.unmapped:
         before = block.prev
@@ -171,8 +250,8 @@ def _has_room(block: Block | None, size: int) -> bool:
 
 
 def _reserve(pool: Pool, device: Device) -> Block:
-    # Address space costs nothing: 9/8 of the GPU, so that there is some left when pages in
-    # the middle have been unmapped.
+    # Address space is free: torch reserves 9/8 of the GPU, so that some is left after pages in the
+    # middle were unmapped.
     size = max(-(-(device.total_bytes * 9 // 8) // pool.page), 1) * pool.page
     reservation = Reservation(device.reserve(size), size, pool.page)
     block = Block(pool, reservation.address, size, reservation)
@@ -182,7 +261,7 @@ def _reserve(pool: Pool, device: Device) -> Block:
 
 
 def map_pages(block: Block, size: int, device: Device) -> int:
-    """Put memory behind the first bytes of an unmapped block; 0 if there is none (map_block)."""
+    """Map memory for the start of an unmapped block; 0 if there is none (map_block)."""
     pool = block.pool
     mapped = -(-size // pool.page) * pool.page
     if not device.map(block.address, mapped):
@@ -201,7 +280,7 @@ def map_pages(block: Block, size: int, device: Device) -> int:
 
 
 def unmap_pages(block: Block, device: Device) -> int:
-    """Give back the whole pages of a free block; how many bytes that was (unmap_block)."""
+    """Release the whole pages of a free block and return their bytes (unmap_block)."""
     pool, reservation = block.pool, block.reservation
     if reservation is None:
         return 0
@@ -217,12 +296,12 @@ def unmap_pages(block: Block, device: Device) -> int:
     block.address, block.size, block.is_mapped = begin, end - begin, False
     merge_neighbours(block)
     if block.is_split:
-        pool.add_unmapped(block)  # else nothing is left of the segment, and its addresses go, too
+        pool.add_unmapped(block)  # otherwise the whole segment and its addresses are gone
     return end - begin
 
 
 def _keep(block: Block, begin: int, end: int) -> None:
-    """What remains free at one end of a block whose pages go."""
+    """Keep free what remains at one end of a block whose pages are released."""
     if begin == end:
         return
     kept = Block(block.pool, begin, end - begin, block.reservation)

@@ -1,40 +1,314 @@
 """The ops of a step, a GpuModel -> the seconds that the step takes.
 
-Each op takes the longest of its arithmetic, its memory traffic and the least that a kernel
-takes. The host issues one op after the other, the GPU runs them in that order when they have
-been issued, and bus and links carry beside: the clocks of `winding.py`. A step begins with all
-idle, as after a loss is read.
-
-Good for comparing ways to train and for the order of magnitude: `low_s` and `high_s` are the
-step with all constants at their best and at their worst. A measured step of the same kind makes
-it much better: `anchored`. Limits: eager mode, GPUs of one machine. Not modelled are matmuls too
-small to fill the GPU, caches, copies of the batch and data loading. What is offloaded goes over
-the bus, a clock of its own.
+Each op takes the longest of its arithmetic, its memory traffic and a kernel's minimum time. The
+host issues one op after another, the GPU runs them in that order once they are issued, and bus and
+links carry data meanwhile: each has a clock. A step begins with all of them idle, as after reading
+the loss.
 """
+
+# Good for comparing variants and for the order of magnitude: `low_s` and `high_s` are the step with
+# all constants at their best and at their worst. A measured step of the same kind makes it much
+# more accurate: `anchored`. Limits: eager mode, GPUs of one machine. Not modelled: matmuls too
+# small to fill the GPU, caches, copies of the batch, and data loading.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from oomph.errors import UsageError
-from oomph.predicting.communication import link_between
-from oomph.predicting.kernels import Bound, PricedKernel, kernel_of
-from oomph.predicting.micro_steps import parts_of_work
-from oomph.predicting.paces import BEST, LIKELY, WORST, Pace
-from oomph.predicting.rates import MatmulPrecision, Rates
-from oomph.predicting.winding import Clocks, Order
-from oomph.predicting.work import Work, work_of
-from oomph.records.catalog import GpuModel
+from oomph.predicting.footprint import PHASES, Footprint, Work, work_of
+from oomph.predicting.rates import (
+    BEST,
+    COMMUNICATION,
+    LIKELY,
+    WORST,
+    Bound,
+    MatmulPrecision,
+    Pace,
+    Place,
+    PricedKernel,
+    Rates,
+    kernel_of,
+    link_between,
+)
+from oomph.records.gpu_model import GpuModel
 from oomph.records.trace import Op
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# The study behind the likely pace: ratios between steps of one model were off by 7 % in the mean
-# and by 11 % at worst, but by up to 50 % where one of the two is bound by launches.
+    Numbers = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
+    Seconds = NDArray[np.float64]
+
+
+# ---- the clocks of host, GPU, bus and link
+# A stretch of kernels that run on the GPU alone is described by three numbers: how many there are,
+# their total time, and the earliest end of the last one after the host began to issue them. Only
+# traffic over the bus or between GPUs is simulated op by op.
+
+# Tensors that wait on the GPU for their copy: tricks/offload_activations.py keeps this many.
+_NUM_WAITING = 5
+
+
+class Bus:
+    """The clock of copies between GPU and host, and of the host's work on the copied data."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.waited_s = 0.0
+        self._copied: list[float] = []  # when each copy to the host ends
+
+    def copy(self) -> Bus:
+        copied = Bus()
+        copied.now, copied.waited_s, copied._copied = self.now, self.waited_s, [*self._copied]
+        return copied
+
+    def run(self, place: Place, seconds: float, host: float, gpu: float) -> tuple[float, float]:
+        """Return the clocks of host and GPU after an op off the GPU."""
+        if place == "to host":
+            before = self.now
+            self.now = now = (gpu if gpu > before else before) + seconds  # noqa: FURB136 - as below
+            copied = self._copied
+            copied.append(now)
+            if len(copied) > _NUM_WAITING:  # its memory is released before more is taken
+                return max(copied[-1 - _NUM_WAITING], host), gpu
+            return host, gpu
+        if place == "host":
+            return max(host, self.now) + seconds, gpu
+        self.now = now = (max(host, self.now)) + seconds
+        if now <= gpu:
+            return host, gpu
+        self.waited_s += now - gpu
+        return host, now
+
+
+class LinkClock:
+    """The clock of the link, which runs one collective after another, as NCCL's stream does.
+
+    Moments are seconds since the step began.
+    """
+
+    def __init__(self) -> None:
+        self.busy_s = self.waited_s = 0.0
+        self._ends: list[float] = []  # end of each collective so far
+        self._taken = 0.0  # when the GPU last waited; a gather starts one wait ahead
+
+    def copy(self) -> LinkClock:
+        copied = LinkClock()
+        copied.busy_s, copied.waited_s = self.busy_s, self.waited_s
+        copied._ends, copied._taken = [*self._ends], self._taken
+        return copied
+
+    def begin(self, seconds: float, host: float, gpu: float | None) -> None:
+        """Start a collective that the host issues now.
+
+        `gpu` is when its input is ready; None if it was ready at the GPU's last wait.
+        """
+        last = self._ends[-1] if self._ends else 0.0
+        self._ends.append(max(last, host, self._taken if gpu is None else gpu) + seconds)
+        self.busy_s += seconds
+
+    def wait(self, num_pending: int, gpu: float) -> float:
+        """Let the GPU wait for all but the last `num_pending` collectives; return its clock."""
+        done = self._ends[-1 - num_pending] if len(self._ends) > num_pending else gpu
+        self.waited_s += max(done - gpu, 0.0)
+        self._taken = max(gpu, done)
+        return self._taken
+
+
+class Clocks:
+    """Seconds since the step began. The GPU's clock is never behind the host's."""
+
+    def __init__(self) -> None:
+        self.host = self.gpu = 0.0
+        self.bus, self.link = Bus(), LinkClock()
+
+    def copy(self) -> Clocks:
+        copied = Clocks()
+        copied.host, copied.gpu = self.host, self.gpu
+        copied.bus, copied.link = self.bus.copy(), self.link.copy()
+        return copied
+
+    def end(self) -> float:
+        """Return when everything is done, including the last copies."""
+        late_s = self.bus.now - self.gpu
+        if late_s > 0:
+            self.bus.waited_s += late_s
+            self.gpu = self.bus.now
+        return self.gpu
+
+
+class _Stretches(NamedTuple):
+    """Columns for all stretches: each is a run of GPU kernels or one op off the GPU.
+
+    There is one list per column, because there are thousands of stretches and an object for each
+    would take longer than simulating them.
+    """
+
+    beside: Sequence[PricedKernel | None]  # ops off the GPU
+    is_waited_for: Sequence[bool]
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """Ops in order, as indices of kernels; `phase` has a number for each op's phase."""
+
+    kernels: Sequence[PricedKernel]
+    op: Numbers
+    phase: Numbers
+
+    @functools.cached_property
+    def _starts(self) -> Numbers:
+        """Return where stretches begin: at a phase, after a wait, and around ops off the GPU."""
+        import numpy as np
+
+        is_gpus = np.array([kernel.is_gpus for kernel in self.kernels], dtype=bool)[self.op]
+        waits = np.array([kernel.is_waited_for for kernel in self.kernels], dtype=bool)[self.op]
+        begins = np.ones(len(self.op), dtype=bool)
+        begins[1:] = ~is_gpus[1:] | ~is_gpus[:-1] | waits[:-1] | (self.phase[1:] != self.phase[:-1])
+        return np.flatnonzero(begins)
+
+    @functools.cached_property
+    def _stretches(self) -> _Stretches:
+        import numpy as np
+
+        lasts = np.append(self._starts[1:], len(self.op)) - 1
+        beside = [None if kernel.is_gpus else kernel for kernel in self.kernels]
+        return _Stretches(
+            [beside[first] for first in self.op[self._starts].tolist()],
+            [self.kernels[last].is_waited_for for last in self.op[lasts].tolist()],
+        )
+
+    def paced(self, seconds: Seconds, pace: Pace) -> Paced:
+        """Return the order with each kernel's seconds at a pace."""
+        import numpy as np
+
+        if not len(self.op):
+            return Paced(_Stretches((), ()), (), (), (), pace)
+        taken = seconds[self.op]
+        ended = np.cumsum(taken)
+        issued = np.arange(1, len(taken) + 1) * pace.host_s
+        starts = self._starts
+        before = ended[starts] - taken[starts]
+        after = np.append(before[1:], ended[-1])
+        latest = np.maximum.reduceat(issued - ended + taken, starts)
+        counts = np.diff(np.append(starts, len(taken)))
+        return Paced(
+            self._stretches,
+            counts.tolist(),
+            (after - before).tolist(),
+            (latest - starts * pace.host_s + after).tolist(),
+            pace,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Paced:
+    """An order with times: the count, the sum and the earliest end of each stretch."""
+
+    stretches: _Stretches
+    counts: Sequence[int]
+    sums: Sequence[float]
+    ends: Sequence[float]
+    pace: Pace
+
+    def run(self, clocks: Clocks) -> None:
+        """Advance the clocks by the whole order: a hot loop, with calls only off the GPU."""
+        host_s, host, gpu = self.pace.host_s, clocks.host, clocks.gpu
+        for beside, is_waited_for, count, sum_s, end_s in zip(
+            self.stretches.beside,
+            self.stretches.is_waited_for,
+            self.counts,
+            self.sums,
+            self.ends,
+            strict=True,
+        ):
+            if beside is not None:
+                host, gpu = _run_off_gpu(beside, sum_s, clocks, host, gpu, host_s)
+                continue
+            after_gpu, after_host = gpu + sum_s, host + end_s
+            gpu = after_host if after_host > after_gpu else after_gpu  # noqa: FURB136 - no call
+            host = gpu if is_waited_for else host + count * host_s
+        clocks.host, clocks.gpu = host, gpu
+
+
+def _run_off_gpu(
+    kernel: PricedKernel, seconds: float, clocks: Clocks, host: float, gpu: float, host_s: float
+) -> tuple[float, float]:
+    """Run an op on the bus, the host or the link -> the clocks of host and GPU after it."""
+    if kernel.role == "wait":
+        return host, clocks.link.wait(kernel.num_pending, gpu)
+    if kernel.role != "kernel":
+        clocks.link.begin(seconds, host, None if kernel.role == "gather" else gpu)
+        return host, gpu
+    return clocks.bus.run(kernel.place, seconds, host + host_s, gpu)
+
+
+# ---- the second micro-step, which further ones would repeat --------------------------------------
+# The first one is different: it makes gradients, and the others add to them.
+
+_OF_A_MICRO_STEP = ("input", "forward", "backward")
+_TRACED = 2  # micro-steps
+
+
+def second_micro_step(phases: Sequence[str], order: Numbers) -> range:
+    """Return the places of its ops; empty if a step has only one micro-step.
+
+    `phases` are those of the distinct ops, `order` has the index of each op.
+    """
+    import numpy as np
+
+    is_backward, begins, is_inside = (
+        np.array([phase in ones for phase in phases], dtype=bool)[order]
+        for ones in (("backward",), ("input", "forward"), _OF_A_MICRO_STEP)
+    )
+    starts = np.flatnonzero(is_backward[:-1] & begins[1:])
+    if not len(starts):
+        return range(len(order), len(order))
+    begin = int(starts[0]) + 1
+    ends = np.flatnonzero(~is_inside[begin:])
+    return range(begin, begin + int(ends[0]) if len(ends) else len(order))
+
+
+def parts_of_work(work: Work, num_micro_steps: int | None) -> list[tuple[Numbers, int]]:
+    """Return runs of ops and their repeats: as traced, or with more micro-steps."""
+    if num_micro_steps is None or num_micro_steps <= _TRACED:
+        return [(work.order, 1)]
+    second = second_micro_step([op.phase for op in work.kernels], work.order)
+    repeated = middle_micro_step(
+        [op.name for op in work.kernels],
+        work.order[: second.start],
+        work.order[second.start : second.stop],
+    )
+    return [
+        (work.order[: second.stop], 1),
+        (repeated, num_micro_steps - _TRACED),
+        (work.order[second.stop :], 1),
+    ]
+
+
+def middle_micro_step(names: Sequence[str], first: Numbers, last: Numbers) -> Numbers:
+    """Return the ops of a micro-step that is neither the first nor the last of its step.
+
+    If nothing is sent in the first one, gradients are sent only after the last: DDP's no_sync.
+    """
+    import numpy as np
+
+    sends = np.array([name in COMMUNICATION for name in names], dtype=bool)
+    if sends[first].any() or not sends[last].any():
+        return last
+    waits = np.array([name == "wait" for name in names], dtype=bool)
+    kept: Numbers = last[~(sends | waits)[last]]
+    return kept
+
+
+# In the study behind the likely pace, ratios between steps of one model were off by 7 % on average
+# and 11 % at worst, but by up to 50 % if one of the two is launch-bound.
 _ANCHORED_RATIO = 0.11
 
 
@@ -44,14 +318,11 @@ class StepTime:
 
     step_s: float
     gpu_busy_s: float
-    host_s: float  # what the host needs to issue all ops
-    by_phase: Mapping[str, float]  # seconds; together they are step_s
-    flops: int
-    bound_by: Bound  # what most of the step is spent on
+    host_s: float  # host time to issue all ops
+    bound_by: Bound  # what takes most of the step
     low_s: float
     high_s: float
-    communication_s: float = 0.0  # all that is sent and received
-    waited_s: float = 0.0  # of it, what no kernel hides
+    waited_s: float = 0.0  # for communication that no kernel hides
 
 
 def estimate(
@@ -62,36 +333,36 @@ def estimate(
     num_gpus: int = 1,
     num_micro_steps: int | None = None,
 ) -> StepTime | None:
-    """The time of a step with these ops; None if a rate is needed that nobody knows.
+    """Return the time of a step with these ops; None if a needed rate is unknown.
 
-    Where they are those of two micro-steps, it may have more of them.
+    If the ops are those of two micro-steps, `num_micro_steps` may be larger.
     """
     work = ops if isinstance(ops, Work) else work_of(ops)
-    step = _priced(work, Rates(model, matmul_precision, link_between(model, num_gpus)), num_gpus)
-    if step is None:
+    rates = Rates(model, matmul_precision, link_between(model, num_gpus))
+    kernels = _priced(work, rates, num_gpus)
+    if kernels is None:
         return None
-    step = replace(step, parts=_parts(work, step.kernels, num_micro_steps))
-    likely = step.wind(LIKELY)
+    step = _Step(kernels, _parts(work, kernels, num_micro_steps))
+    clocks = step.simulate(LIKELY)
+    busy_s = step.busy(LIKELY, clocks)
     num_ops = sum(len(order.op) * times for order, times in step.parts)
     return StepTime(
-        step_s=likely.step_s,
-        gpu_busy_s=sum(likely.busy_s.values()) - likely.exposed_s,
+        step_s=clocks.gpu,
+        gpu_busy_s=sum(busy_s.values()) - clocks.link.waited_s,
         host_s=num_ops * LIKELY.host_s,
-        by_phase=likely.by_phase,
-        flops=sum(op.flops * num for op, num in zip(work.kernels, step.counts, strict=True)),
-        bound_by=_bound_by(likely),
-        low_s=step.wind(BEST).step_s,
-        high_s=step.wind(WORST).step_s,
-        communication_s=likely.communication_s,
-        waited_s=likely.exposed_s,
+        bound_by=_bound_by(busy_s, clocks),
+        low_s=step.simulate(BEST).gpu,
+        high_s=step.simulate(WORST).gpu,
+        waited_s=clocks.link.waited_s,
     )
 
 
 def anchored(predicted: StepTime, reference: StepTime, measured_s: float) -> StepTime:
-    """A prediction, scaled by what a step of the same kind, predicted the same way, really took.
+    """Scale a prediction by a measured step of the same kind.
 
-    The same kind: the same model, GPU and software, and bound by the same. Where another thing
-    decides, the bounds stay as wide as they were.
+    `reference` is the prediction of the measured step. The same kind means the same model, GPU and
+    software, and the same bottleneck. If the bottleneck differs, the bounds stay as wide as they
+    were.
     """
     if not measured_s > 0 or not reference.step_s > 0:
         raise UsageError(
@@ -109,37 +380,24 @@ def anchored(predicted: StepTime, reference: StepTime, measured_s: float) -> Ste
         step_s=step_s,
         gpu_busy_s=predicted.gpu_busy_s * factor,
         host_s=predicted.host_s * factor,
-        by_phase={phase: seconds * factor for phase, seconds in predicted.by_phase.items()},
         low_s=low_s,
         high_s=high_s,
-        communication_s=predicted.communication_s * factor,
         waited_s=predicted.waited_s * factor,
     )
 
 
-# ---- the clocks ------------------------------------------------------------------------------
+# ---- one step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wound:
-    step_s: float
-    busy_s: Mapping[Bound, float]
-    by_phase: Mapping[str, float]
-    waited_s: float  # by the GPU, for the bus and for the host's own work
-    communication_s: float  # of the link
-    exposed_s: float  # of it, what the GPU waited for
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class _Step:
-    """The kernels of a step with their prices, and the orders of its parts with their repeats."""
+    """The priced kernels of a step, and the order and repeats of its parts."""
 
     kernels: Sequence[PricedKernel]
-    parts: Sequence[tuple[Order, int]] = ()
+    parts: Sequence[tuple[Order, int]]
 
-    @property
-    def counts(self) -> list[int]:
-        """How often each kernel runs."""
+    def _counts(self) -> list[int]:
+        """Return how often each kernel runs."""
         import numpy as np
 
         of_parts = (
@@ -149,65 +407,258 @@ class _Step:
         counts: list[int] = sum(of_parts, np.zeros(len(self.kernels), dtype=np.int64)).tolist()
         return counts
 
-    def wind(self, pace: Pace) -> _Wound:
-        times = [kernel.at(pace) for kernel in self.kernels]
-        seconds = _array([time_s for time_s, _ in times])
+    def simulate(self, pace: Pace) -> Clocks:
+        """Return the clocks after the whole step."""
+        import numpy as np
+
+        seconds = np.array([kernel.at(pace)[0] for kernel in self.kernels], dtype=np.float64)
         clocks = Clocks()
         for order, repeats in self.parts:
             paced = order.paced(seconds, pace)
             for _ in range(repeats):
-                paced.wind(clocks)
-        step_s = clocks.end()
-        return _Wound(
-            step_s=step_s,
-            busy_s=self._busy(times, clocks),
-            by_phase=clocks.by_phase,
-            waited_s=clocks.bus.waited_s,
-            communication_s=clocks.link.busy_s,
-            exposed_s=clocks.link.waited_s,
-        )
+                paced.run(clocks)
+        clocks.end()
+        return clocks
 
-    def _busy(self, times: Sequence[tuple[float, Bound]], clocks: Clocks) -> dict[Bound, float]:
-        """The GPU's seconds by what decides them."""
+    def busy(self, pace: Pace, clocks: Clocks) -> dict[Bound, float]:
+        """Return the GPU's seconds by what bounds them."""
         busy: dict[Bound, float] = {}
-        for kernel, (time_s, bound), count in zip(self.kernels, times, self.counts, strict=True):
+        for kernel, count in zip(self.kernels, self._counts(), strict=True):
             if kernel.is_gpus:
+                time_s, bound = kernel.at(pace)
                 busy[bound] = busy.get(bound, 0.0) + time_s * count
         if clocks.link.busy_s:
             busy["communication"] = clocks.link.waited_s
         return busy
 
 
-def _priced(work: Work, rates: Rates, num_gpus: int) -> _Step | None:
-    """None if an op computes at a rate that nobody knows."""
+def _priced(work: Work, rates: Rates, num_gpus: int) -> list[PricedKernel] | None:
+    """Return the priced kernels; None if a rate is unknown."""
     bandwidth = rates.bandwidth_bytes_per_s
     if not work.kernels or not bandwidth or (num_gpus > 1 and rates.link is None):
         return None
     kernels = [kernel_of(op, rates, bandwidth) for op in work.kernels]
     known = [kernel for kernel in kernels if kernel is not None]
-    return _Step(kernels=known) if len(known) == len(kernels) else None
+    return known if len(known) == len(kernels) else None
 
 
 def _parts(
     work: Work, kernels: Sequence[PricedKernel], num_micro_steps: int | None
 ) -> list[tuple[Order, int]]:
-    phases = tuple(dict.fromkeys(op.phase for op in work.kernels))
-    codes = _array([phases.index(op.phase) for op in work.kernels]).astype(int)
+    import numpy as np
+
+    codes = np.array([PHASES.index(op.phase) for op in work.kernels], dtype=np.int64)
     return [
-        (Order(kernels, numbers, codes[numbers], phases), repeats)
+        (Order(kernels, numbers, codes[numbers]), repeats)
         for numbers, repeats in parts_of_work(work, num_micro_steps)
     ]
 
 
-def _array(numbers: Sequence[float]) -> NDArray[np.float64]:
-    import numpy as np
-
-    return np.array(numbers, dtype=np.float64)
-
-
-def _bound_by(wound: _Wound) -> Bound:
-    """What takes most of the step; a GPU that waits, waits for launches."""
-    idle_s = wound.step_s - sum(wound.busy_s.values()) - wound.waited_s
-    shares = {**wound.busy_s, "host and bus": wound.waited_s}
+def _bound_by(busy_s: Mapping[Bound, float], clocks: Clocks) -> Bound:
+    """Return what takes most of the step; idle time counts as launch time."""
+    waited_s = clocks.bus.waited_s
+    idle_s = clocks.gpu - sum(busy_s.values()) - waited_s
+    shares = {**busy_s, "host and bus": waited_s}
     shares["kernel launches"] = shares.get("kernel launches", 0.0) + idle_s
     return max(shares, key=lambda bound: shares[bound])
+
+
+# ---- the seconds of any variant, from the footprints of its parts -------------------------------
+# Gives the same result as `estimate` at any micro-batch and accumulation, for a planner that asks
+# hundreds of times. Each footprint is priced once, its micro-steps are simulated once per
+# micro-batch, and the optimizer follows the rest. Each micro-step after the third takes as long as
+# the third.
+
+_SIMULATED = 3  # micro-steps
+_GIGA = 10**9  # bytes or operations: enough for an exact difference
+
+
+class _UnitPrice(NamedTuple):
+    """The price of one kind of kernel at the likely pace."""
+
+    kernel: PricedKernel
+    flop_s: float
+    byte_s: float
+    least_s: float  # minimum time
+    fixed_s: float  # added to it, as for a collective
+
+
+class Prices:
+    """What kernels take on a GPU; each kind is priced once."""
+
+    def __init__(
+        self, model: GpuModel, matmul_precision: MatmulPrecision = "fp32", num_gpus: int = 1
+    ) -> None:
+        link = link_between(model, num_gpus) if num_gpus > 1 else None
+        self._rates = Rates(model, matmul_precision, link)
+        self.of = functools.cache(self._unit_price)
+
+    def _unit_price(
+        self, name: str, dtype: str, *, has_flops: bool, num_pending: int
+    ) -> _UnitPrice | None:
+        """Return the unit price; None if a needed rate is unknown."""
+        bandwidth = self._rates.bandwidth_bytes_per_s
+        if not bandwidth:
+            return None
+        nothing, giga = (
+            kernel_of(
+                Op(
+                    name=name,
+                    phase="forward",
+                    flops=amount * has_flops,
+                    moved_bytes=amount,
+                    dtype=dtype,
+                    num_pending=num_pending,
+                ),
+                self._rates,
+                bandwidth,
+            )
+            for amount in (0, _GIGA)
+        )
+        if nothing is None or giga is None:
+            return None
+        if not giga.is_gpus:
+            fixed_s = nothing.at(LIKELY)[0]
+            return _UnitPrice(giga, 0.0, (giga.at(LIKELY)[0] - fixed_s) / _GIGA, 0.0, fixed_s)
+        if not giga.runs:
+            return _UnitPrice(giga, 0.0, 0.0, 0.0, 0.0)
+        flop_s, byte_s = (seconds / _GIGA for seconds in giga.parts_at(LIKELY))
+        return _UnitPrice(giga, flop_s, byte_s, LIKELY.kernel_s, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class PricedFootprint:
+    """The work of a footprint on one GPU: its kernels' seconds at any micro-batch."""
+
+    footprint: Footprint
+    prices: Prices
+
+    @functools.cached_property
+    def _of_kernels(self) -> tuple[_UnitPrice, ...] | None:
+        found = [
+            self.prices.of(
+                kernel.name,
+                kernel.dtype,
+                has_flops=bool(kernel.fixed_flops or kernel.grown_flops),
+                num_pending=kernel.num_pending,
+            )
+            for kernel in self.footprint.kernels
+        ]
+        known = tuple(price for price in found if price is not None)
+        return known if len(known) == len(found) else None
+
+    @property
+    def is_known(self) -> bool:
+        return self._of_kernels is not None
+
+    @functools.cached_property
+    def _columns(self) -> Seconds:
+        """Return seconds of arithmetic and traffic, fixed and per example; minimum; added."""
+        import numpy as np
+
+        rows = [
+            (
+                kernel.fixed_flops * price.flop_s,
+                kernel.grown_flops * price.flop_s,
+                kernel.fixed_moved_bytes * price.byte_s,
+                kernel.grown_moved_bytes * price.byte_s,
+                price.least_s,
+                price.fixed_s,
+            )
+            for kernel, price in zip(self.footprint.kernels, self._of_kernels or (), strict=True)
+        ]
+        columns: Seconds = np.array(rows, dtype=np.float64).reshape(-1, 6).T
+        return columns
+
+    def seconds(self, micro_batch: int) -> Seconds:
+        import numpy as np
+
+        flops, more_flops, moved, more_moved, least, on_top = self._columns
+        work = np.maximum(flops + more_flops * micro_batch, moved + more_moved * micro_batch)
+        seconds: Seconds = np.maximum(work, least) + on_top
+        return seconds
+
+    def order(self, op: Numbers) -> Order:
+        import numpy as np
+
+        kernels = [price.kernel for price in self._of_kernels or ()]
+        return Order(kernels, op, np.zeros(len(op), dtype=np.int64))
+
+    @functools.cached_property
+    def is_counted(self) -> Flags:
+        """Return which kernels count: without a collective there is nothing to wait for."""
+        import numpy as np
+
+        names = [kernel.name for kernel in self.footprint.kernels]
+        sends = any(name in COMMUNICATION for name in names)
+        return np.array([sends or name != "wait" for name in names], dtype=bool)
+
+    @functools.cached_property
+    def optimizer_step(self) -> Paced:
+        """Return the optimizer's own part of a step."""
+        order = self.order(self.footprint.op[self.footprint.is_op_of_step])
+        return order.paced(self.seconds(0), LIKELY)
+
+
+@dataclass(frozen=True, eq=False)
+class MicroSteps:
+    """A step without its optimizer step: the clocks after any number of micro-steps."""
+
+    priced: PricedFootprint
+    has_step: bool = False  # the optimizer runs in backward, so all ops belong here
+    is_one: bool = False  # even if it runs backward several times
+    _known: dict[tuple[int, int], Clocks] = field(default_factory=dict)
+
+    def clocks(self, micro_batch: int, num: int) -> Clocks:
+        """Return the clocks after `num` micro-steps; the caller may advance them."""
+        return self._finished(micro_batch, num).copy()
+
+    def one_more_s(self, micro_batch: int, num: int) -> float:
+        """Return how long the last of `num` micro-steps takes."""
+        return self._finished(micro_batch, num).gpu - self._finished(micro_batch, num - 1).gpu
+
+    def _finished(self, micro_batch: int, num: int) -> Clocks:
+        key = micro_batch, num
+        if key not in self._known:
+            first, middle, last, after = self._parts
+            in_order = [first, after] if num == 1 else [first, *[middle] * (num - 2), last, after]
+            seconds, clocks = self.priced.seconds(micro_batch), Clocks()
+            for part in in_order:
+                part.paced(seconds, LIKELY).run(clocks)
+            self._known[key] = clocks
+        return self._known[key]
+
+    @functools.cached_property
+    def _parts(self) -> tuple[Order, ...]:
+        """Return the first micro-step, a middle one, the last, and what comes after."""
+        kernels = self.priced.footprint.kernels
+        op = self.priced.footprint.op
+        if not self.has_step:
+            op = op[~self.priced.footprint.is_op_of_step]
+        op = op[self.priced.is_counted[op]]
+        second = second_micro_step([kernel.phase for kernel in kernels], op)
+        if self.is_one:
+            second = range(len(op), len(op))
+        first, last, after = op[: second.start], op[second.start : second.stop], op[second.stop :]
+        middle = middle_micro_step([kernel.name for kernel in kernels], first, last)
+        return tuple(self.priced.order(part) for part in (first, middle, last, after))
+
+
+def step_seconds(
+    micro_steps: MicroSteps, step: PricedFootprint | None, micro_batch: int, accumulation: int
+) -> float | None:
+    """Return the seconds of one optimizer step; None if a needed rate is unknown.
+
+    `step` is None if the optimizer runs in backward or is among the micro-steps.
+    """
+    if not micro_steps.priced.is_known or (step is not None and not step.is_known):
+        return None
+    num_simulated = min(accumulation, _SIMULATED)
+    clocks = micro_steps.clocks(micro_batch, num_simulated)
+    more_s = 0.0
+    if accumulation > num_simulated:  # from here on all take equally long
+        one_more_s = micro_steps.one_more_s(micro_batch, num_simulated)
+        more_s = (accumulation - num_simulated) * one_more_s
+    if step is not None:
+        step.optimizer_step.run(clocks)
+    return clocks.end() + more_s

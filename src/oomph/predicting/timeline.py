@@ -1,4 +1,4 @@
-"""Trace -> live bytes over the steps: the peak, its moment, who holds it, and the drawing of it."""
+"""Trace -> live bytes over the steps: the peak, its moment, its holders, and a drawing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from oomph.records.plan import Timeline
 from oomph.records.prediction import Moment
 from oomph.records.trace import Allocation, Category, Trace
 
-# From the bottom of a drawing to its top: what stays through the step lies below what comes and
-# goes, so that the eye can follow each.
+# From bottom to top of the drawing: what stays through the step lies below what comes and goes, so
+# that both are easy to follow.
 _LAYERS: tuple[Category, ...] = (
     "parameters",
     "optimizer",
@@ -26,7 +26,7 @@ _LAYERS: tuple[Category, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """The moment of the most live bytes."""
+    """The moment with the most live bytes."""
 
     live_bytes: int
     at_event: int
@@ -34,7 +34,7 @@ class Peak:
 
 
 def find_peak(trace: Trace) -> Peak:
-    """The first event at which the live tensors are at their most."""
+    """Return the first event at which live bytes are highest."""
     sizes = [allocation.size_bytes for allocation in trace.allocations]
     live_bytes = most_bytes = 0
     at_event = 0
@@ -53,7 +53,7 @@ def find_peak(trace: Trace) -> Peak:
 
 
 def live_at(events: Sequence[int], at_event: int) -> list[int]:
-    """The allocations that are alive after an event, oldest first."""
+    """Return the allocations that are alive after an event, oldest first."""
     live: dict[int, None] = {}
     for event in events[: at_event + 1]:
         if event > 0:
@@ -64,7 +64,7 @@ def live_at(events: Sequence[int], at_event: int) -> list[int]:
 
 
 def moment_of(trace: Trace, at_event: int) -> Moment:
-    """The step, the phase, the op and the module of an event."""
+    """Return the step, phase, op and module of an event."""
     allocation = trace.allocations[abs(trace.events[at_event]) - 1]
     starts = [start for start, _ in trace.phase_starts]
     place = bisect_right(starts, at_event) - 1
@@ -77,7 +77,7 @@ def moment_of(trace: Trace, at_event: int) -> Moment:
 
 
 def by_category(holders: Sequence[Allocation]) -> dict[Category, int]:
-    """What each category holds, the largest first."""
+    """Return the bytes of each category, largest first."""
     sums: dict[Category, int] = {}
     for holder in holders:
         sums[holder.category] = sums.get(holder.category, 0) + holder.size_bytes
@@ -85,7 +85,7 @@ def by_category(holders: Sequence[Allocation]) -> dict[Category, int]:
 
 
 def by_module(holders: Sequence[Allocation], most: int = 20) -> dict[str, int]:
-    """What the activations and temporaries of each module hold, the largest first."""
+    """Return the bytes of each module's activations and temporaries, largest first."""
     sums: dict[str, int] = {}
     for holder in holders:
         if holder.category in ("activations", "temporaries"):
@@ -94,10 +94,10 @@ def by_module(holders: Sequence[Allocation], most: int = 20) -> dict[str, int]:
 
 
 def timeline_of(trace: Trace, most_points: int = 600) -> Timeline:
-    """The last step of a trace, thinned out to be drawn; its highest and lowest points stay.
+    """Return the last step of a trace, thinned out for drawing; highest and lowest points stay.
 
-    A position is the number of events before it, scaled to 0..1: order, not time. The first is
-    what the step begins with. `most_points` is at least 4.
+    A position is the number of events before it, scaled to 0..1: order, not time. The first point
+    is the state at the start of the step. `most_points` is at least 4.
     """
     start = trace.step_starts[-1] if trace.step_starts else 0
     chosen = _thinned(_live_totals(trace, start), most_points)
@@ -118,14 +118,14 @@ def timeline_of(trace: Trace, most_points: int = 600) -> Timeline:
 
 
 def _live_totals(trace: Trace, start: int) -> list[int]:
-    """The live bytes before the step's first event, and after each of its events."""
+    """Return the live bytes before the step's first event and after each of its events."""
     sizes = [allocation.size_bytes for allocation in trace.allocations]
     changes = (sizes[event - 1] if event > 0 else -sizes[-event - 1] for event in trace.events)
     return list(accumulate(changes, initial=0))[start:]
 
 
 def _thinned(totals: Sequence[int], most_points: int) -> list[int]:
-    """The places to keep: both ends, and the highest and the lowest of each of many stretches."""
+    """Return the places to keep: both ends, and the extremes of each of many stretches."""
     if len(totals) <= most_points:
         return list(range(len(totals)))
     num_stretches = max((most_points - 2) // 2, 1)
@@ -138,7 +138,7 @@ def _thinned(totals: Sequence[int], most_points: int) -> list[int]:
 
 
 def _layers_at(trace: Trace, places: Sequence[int]) -> tuple[dict[Category, list[int]], list[str]]:
-    """What each category holds before the events at these places, and which op came before."""
+    """Return each category's bytes before the events at these places, and the op before each."""
     live: dict[Category, int] = dict.fromkeys(_LAYERS, 0)
     layers: dict[Category, list[int]] = {category: [] for category in _LAYERS}
     ops: list[str] = []
@@ -153,9 +153,9 @@ def _layers_at(trace: Trace, places: Sequence[int]) -> tuple[dict[Category, list
         done = place
         for category in _LAYERS:
             layers[category].append(live[category])
-        ops.append(_told(last) if last else "")
+        ops.append(_place_of(last) if last else "")
     return layers, ops
 
 
-def _told(allocation: Allocation) -> str:
+def _place_of(allocation: Allocation) -> str:
     return f"{allocation.op} in {allocation.module}" if allocation.module else allocation.op

@@ -1,4 +1,4 @@
-"""What flows through the house: frozen records of the standard library's types only.
+"""Frozen records, made of the standard library's types only, that the modules exchange.
 
-`None` always means that nobody could tell; it is never 0, -1 or "N/A".
+`None` always means unknown; unknown is never 0, -1 or "N/A".
 """

@@ -1,7 +1,7 @@
-"""Checks: is training with a trick still the same training? What was found, where, and how sure.
+"""Checks: whether training with a trick is still the same training, where not, and how sure.
 
-One record per check. A verdict is about the trick and not about the model: "fails" means that the
-trick would change or break this training.
+There is one record per check. A verdict is about the trick and not about the model: "fails" means
+that the trick would change or break this training.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ CheckVerdict = Literal["passes", "fails", "uncertain", "skipped"]
 Confidence = Literal["high", "fair", "low"]
 LowPrecision = Literal["fp16", "bf16"]
 # What a loss divides the sum over its examples by. "targets": the labels that count (tokens that
-# are no padding, pixels); "class weights": the sum of their weights; "other": none of these.
+# are not padding, pixels); "class weights": the sum of their weights; "other": none of these.
 Normaliser = Literal["mean", "sum", "targets", "class weights", "other"]
 
-# Gradients of the split batch that differ by less than this are the same. Rounding in fp64 gives
-# 1e-16 to 1e-13, in fp32 1e-7 to 1e-5; the mildest coupling that was met gives 1e-3.
+# Gradients of the split batch count as equal below this difference. Rounding in fp64 gives 1e-16 to
+# 1e-13, in fp32 1e-7 to 1e-5; the weakest coupling found so far gives 1e-3.
 SAME_IN_FP64, SAME_IN_FP32 = 1e-8, 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that breaks, is lost or is to be known: where it is, and what to do."""
+    """Something that breaks, gets lost or is good to know: where it is, and what to do."""
 
     what: str
-    module: str | None  # its name in the model; "" is the model itself; None: outside, in the loss
-    op: str | None
+    module: str | None  # its name; "": the model itself; None: outside it, in the loss
+    op: str | None = None
     do: str  # what to do
 
     @property
@@ -42,61 +42,62 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What every check says."""
+    """The fields that every check has."""
 
     verdict: CheckVerdict
     conclusion: str  # a sentence
     findings: tuple[Finding, ...] = ()
     confidence: Confidence = "high"
-    limits: tuple[str, ...] = ()  # why it is not surer
+    limits: tuple[str, ...] = ()  # why the confidence is not higher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationCheck(Check):
-    """Is the gradient of the split batch the gradient of the whole?"""
+    """Whether the gradient of the split batch equals that of the whole batch."""
 
-    normaliser: Normaliser | None = None  # None: the examples do not come apart
-    piece_sizes: tuple[int, ...] = ()  # examples in each piece that was tried
-    weights: tuple[float, ...] = ()  # of the pieces' gradients: the best fit to the whole one
-    residual_ratio: float | None = None  # what the best fit leaves of the gradient
-    divided_ratio: float | None = None  # the same if every piece is divided by their number
+    normaliser: Normaliser | None = None  # None: the examples cannot be separated
+    piece_sizes: tuple[int, ...] = ()  # examples in each piece tried
+    # of the pieces' gradients in the best fit to the whole gradient
+    weights: tuple[float, ...] = ()
+    residual_ratio: float | None = None  # share of the gradient that the best fit misses
+    divided_ratio: float | None = None  # the same, with each piece divided by the number of pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionCheck(Check):
-    """Will autocast to this dtype train this model?"""
+    """Whether this model trains with autocast to this dtype."""
 
     dtype: LowPrecision
-    gradient_error_ratio: float | None = None  # to fp64, of the whole gradient
-    sensitivity_ratio: float | None = None  # to fp64, if only weights and inputs are rounded
-    fp32_error_ratio: float | None = None  # the same in fp32: what rounding is worth anyway
-    zeroed_ratio: float | None = None  # of the gradient's values: those that became 0
-    largest_value: float | None = None  # of forward, in this dtype
-    loss_scale: float | None = None  # to begin with; None: none is needed
+    gradient_error_ratio: float | None = None  # of the whole gradient, against fp64
+    sensitivity_ratio: float | None = None  # against fp64, with only weights and inputs rounded
+    fp32_error_ratio: float | None = None  # in fp32: the error that rounding causes anyway
+    zeroed_ratio: float | None = None  # share of the gradient's values that became 0
+    largest_value: float | None = None  # in forward, in this dtype
+    loss_scale: float | None = None  # initial value; None: not needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointingCheck(Check):
-    """Does a block that is recomputed give what it gave?"""
+    """Whether a recomputed block gives the same result."""
 
     num_blocks: int = 0
-    broken_blocks: tuple[str, ...] = ()  # by name
-    gradient_error_ratio: float | None = None  # all blocks recomputed, to none
+    broken_blocks: tuple[str, ...] = ()  # their names
+    gradient_error_ratio: float | None = None  # all blocks recomputed, against none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """All that was checked of a workload. None: not asked for."""
+    """All checks of a workload. None: not requested."""
 
     workload: str
-    num_examples: int  # that it was run with
+    num_examples: int  # in the batch that was run
     accumulation: AccumulationCheck | None
     fp16: PrecisionCheck | None
     bf16: PrecisionCheck | None
     checkpointing: CheckpointingCheck | None
 
     def __iter__(self) -> Iterator[tuple[str, Check]]:
-        """The checks that were made, by name."""
+        """Yield the checks that were made, with their names."""
         for name in CHECKS:
             check = getattr(self, name)
             if check is not None:
@@ -104,28 +105,28 @@ class Checks:
 
     @property
     def verdict(self) -> CheckVerdict:
-        """The worst of all: what fails, else what is uncertain."""
+        """Return the worst verdict: "fails", then "uncertain"."""
         found = {check.verdict for _, check in self}
         order: tuple[CheckVerdict, ...] = ("fails", "uncertain", "passes")
         return next((verdict for verdict in order if verdict in found), "skipped")
 
 
 CHECKS = ("accumulation", "fp16", "bf16", "checkpointing")
-# Tricks that divide a batch: what couples its examples changes training with each of them.
+# Tricks that split a batch: each of them changes training if examples are coupled.
 _DIVIDE_A_BATCH = ("accumulation", "ddp", "fsdp", "hybrid")
 
 
 def stability_of_check(checks: Checks) -> Mapping[str, Stability]:
-    """What the checks say of a plan's levers, by their names; nothing where they cannot tell.
+    """Return the stability of tricks by name; a trick that the checks cannot judge is missing.
 
     "same" and "rounding" are proven here as far as a few examples prove it; "changes" means that
-    the lever needs the user's consent for this model, as BatchNorm needs it for accumulation.
+    the trick needs the user's consent for this model, as BatchNorm needs it for accumulation.
     """
-    said: dict[str, Stability] = {}
-    kept: dict[str, Stability] = {"fp16": "rounding", "bf16": "rounding"}
+    found: dict[str, Stability] = {}
+    if_passed: dict[str, Stability] = {"fp16": "rounding", "bf16": "rounding"}
     for name, check in checks:
         if check.verdict in ("passes", "fails"):
-            stability = kept.get(name, "same") if check.verdict == "passes" else "changes"
-            levers = _DIVIDE_A_BATCH if name == "accumulation" else (name,)
-            said.update(dict.fromkeys(levers, stability))
-    return said
+            stability = if_passed.get(name, "same") if check.verdict == "passes" else "changes"
+            tricks = _DIVIDE_A_BATCH if name == "accumulation" else (name,)
+            found.update(dict.fromkeys(tricks, stability))
+    return found

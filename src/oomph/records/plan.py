@@ -1,62 +1,80 @@
-"""Plan, Trick: the settings chosen, why each, and what each costs on the four axes.
+"""Plan, Trick: the chosen settings, the reason for each, and its cost on four axes.
 
-The axes are the mission's: stability of training, memory, resources, time.
+The axes are stability of training, memory, resources (GPUs, host memory) and time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from oomph.records.prediction import Prediction, Verdict
-from oomph.records.script import Seen
-from oomph.records.workload import Precision, Variant
+from oomph.records.script import ScriptChanges, Seen
+from oomph.records.stored import SCHEMA, to_jsonable
+from oomph.records.workload import Keeps, Precision, Variant
 from oomph.units import format_bytes
 
-# Exactly the same update; the same within rounding, which is checked; another training.
+# same: exactly the same update. rounding: the same up to rounding, which is checked. changes: a
+# different training.
 Stability = Literal["same", "rounding", "changes"]
 Preference = Literal["balance", "time", "memory", "resources"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What to plan, except for the GPU."""
+
+    batch_size: int | None = None
+    max_gpus: int = 1
+    allow: frozenset[str] = frozenset()
+    forbid: frozenset[str] = frozenset()
+    prefer: Preference = "balance"
+    target_ratio: float = 1.0  # share of the GPU memory that CUDA can use
+    # stability of tricks, from `oomph check`
+    checked: Mapping[str, Stability] = field(default_factory=dict)
+    keeps: Keeps | None = None  # of the model's outputs; None: as the workload says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trick:
-    """One lever, as a plan has set it."""
+    """One trick, as a plan sets it."""
 
     name: str  # as --allow and --forbid take it: "checkpointing"
     what: str  # "recompute 12 of 24 blocks in backward"
     stability: Stability
-    caveat: str | None  # what to know before it is used, with this model's numbers
+    caveat: str | None  # what to know first, with this model's numbers
     code: str  # the line or the flag that applies it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """How many examples fit at a time by a plan, whatever kernels like and the batch divides by.
+class MicroBatchLimits:
+    """How many examples fit at a time with a plan.
 
-    A part of an example stands for a shorter one.
+    The number need not divide the batch or suit the kernels. A fraction of an example stands for a
+    shorter one.
     """
 
-    fit: float  # at the worst of what is unknown
-    too_many: float  # at the best of it
-    elements: int | None  # of one example that was planned with, in tensors that have several
+    fit: float  # in the worst case of the unknowns
+    too_many: float  # in the best case
+    elements: int | None  # elements per planned example, in tensors with several per example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One way to train that keeps the batch, and what it costs."""
+    """One variant that keeps the batch size, and what it costs."""
 
     gpu: str
     workload: str
     variant: Variant
     prediction: Prediction
     tricks: tuple[Trick, ...]
-    stability: Stability  # the weakest of its tricks'
-    relative_time: float | None  # to the fastest way on a GPU of infinite memory
+    stability: Stability  # the weakest among its tricks
+    relative_time: float | None  # to the fastest variant on a GPU with infinite memory
     recommended: bool
     why: str  # a sentence
-    block_names: tuple[str, ...] = ()  # of the model: what checkpointing counts, in its order
-    reach: Reach | None = None  # None: nothing is known beyond the micro-batch
+    block_names: tuple[str, ...] = ()  # of the model, in the order that checkpointing counts them
+    reach: MicroBatchLimits | None = None  # None: unknown beyond the micro-batch
 
     @property
     def micro_batch(self) -> int:
@@ -91,11 +109,11 @@ class Plan:
         return self.prediction.fits
 
     def __str__(self) -> str:
-        """One line on all four axes."""
+        """Return one line with all four axes."""
         return self.in_one_line(f"{self.micro_batch} x {self.accumulate}")
 
     def in_one_line(self, split: str) -> str:
-        """The same, with other words for how the batch is divided."""
+        """Return the line with another wording for the split of the batch."""
         names = ", ".join(t.name for t in self.tricks if t.name != "accumulation") or "as it is"
         gpus = "" if self.gpus == 1 else f", {self.gpus} GPUs"
         time = "" if self.relative_time is None else f", {self.relative_time:.2f} x the time"
@@ -108,7 +126,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A way that was looked at and is not among the plans."""
+    """One or more variants that were considered and are not among the plans."""
 
     what: str
     why: str
@@ -116,31 +134,44 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
-    """Why nothing fits, and what would."""
+    """Why nothing fits, and what would be enough."""
 
     missing_bytes: int  # of the smallest plan
     largest_part: str  # "optimizer 12.4 GiB"
-    smallest_gpu: str | None  # of the catalogue, on which the smallest plan fits
-    num_gpus: int | None  # of the GPU asked for, on which it would fit when sharded
+    smallest_gpu: str | None  # in the catalogue, that fits the smallest plan
+    num_gpus: int | None  # of the requested kind, if sharded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Live bytes over the last step of a plan, by category, for drawing."""
+
+    positions: tuple[float, ...]  # in the step, 0..1
+    categories: tuple[str, ...]
+    live_bytes: tuple[tuple[int, ...], ...]  # of each category, at each position
+    phases: tuple[tuple[float, str], ...]  # start and name
+    ops: tuple[str, ...] = ()  # the last op to allocate at each position, "mm in blocks.3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plans:
-    """The plans that fit, the recommended one first, and what became of the others."""
+    """The plans that fit, the recommended one first, and why others were rejected."""
 
     workload: str
     gpu: str
     batch_size: int
     capacity_bytes: int
     fits_as_is: Verdict
-    as_is: Prediction  # the workload as it was given, on one GPU
+    as_is: Prediction  # the workload as given, on one GPU
     plans: tuple[Plan, ...]
     rejected: tuple[Rejected, ...]
-    shortfall: Shortfall | None  # where nothing fits
-    caveats: tuple[str, ...]  # the mission's, answered with this model's numbers
-    num_candidates: int  # ways that were compared
-    largest_micro_batch: int | None = None  # as given, where that fits: how far it could grow
-    seen: Seen | None = None  # of a script: what it does
+    shortfall: Shortfall | None  # if nothing fits
+    caveats: tuple[str, ...]  # what to know first, with this model's numbers
+    num_candidates: int  # variants that were compared
+    largest_micro_batch: int | None = None  # the largest that fits as given, if it fits
+    seen: Seen | None = None  # for a script: what it does
+    changes: ScriptChanges | None = None  # for a script: what to change in it for the best plan
+    timelines: tuple[Timeline, ...] = ()  # of each plan, if they are to be drawn
 
     @property
     def best(self) -> Plan | None:
@@ -156,9 +187,9 @@ class Plans:
         return iter(self.plans)
 
     def __str__(self) -> str:
-        """The plans as a plain table; `oomph plan` draws them."""
-        said = {"yes": "fits", "no": "does not fit", "uncertain": "may or may not fit"}
-        head = f"{self.workload} {said[self.fits_as_is]} as it is on {self.gpu}"
+        """Return the plans as a plain table; `oomph plan` draws them."""
+        verdicts = {"yes": "fits", "no": "does not fit", "uncertain": "may or may not fit"}
+        head = f"{self.workload} {verdicts[self.fits_as_is]} as it is on {self.gpu}"
         if not self.plans:
             missing = self.shortfall.missing_bytes if self.shortfall else 0
             return f"{head}; nothing that is allowed fits: {format_bytes(missing)} are missing"
@@ -168,12 +199,45 @@ class Plans:
         return "\n".join([head, *map("{} {}".format, marks, lines)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """Live bytes over the last step of a plan, by category, for drawing."""
+def as_answer(plans: Plans) -> dict[str, Any]:
+    """Return what `oomph plan --json` prints. docs/plan-format.md describes the fields."""
+    return {
+        "schema": SCHEMA,
+        "workload": plans.workload,
+        "gpu": plans.gpu,
+        "batch_size": plans.batch_size,
+        "capacity_bytes": plans.capacity_bytes,
+        "fits_as_is": plans.fits_as_is,
+        "as_is": _cost(plans.as_is),
+        "plans": [_as_row(plan) for plan in plans],
+        "rejected": to_jsonable(plans.rejected),
+        "shortfall": to_jsonable(plans.shortfall),
+        "caveats": list(plans.caveats),
+        "num_candidates": plans.num_candidates,
+        "largest_micro_batch": plans.largest_micro_batch,
+        "seen": to_jsonable(plans.seen),
+    }
 
-    positions: tuple[float, ...]  # in the step, 0..1
-    categories: tuple[str, ...]
-    live_bytes: tuple[tuple[int, ...], ...]  # of each category, at each position
-    phases: tuple[tuple[float, str], ...]  # where each begins
-    ops: tuple[str, ...] = ()  # what had last allocated at each position, "mm in blocks.3"
+
+def _as_row(plan: Plan) -> dict[str, Any]:
+    return {
+        "recommended": plan.recommended,
+        "micro_batch": plan.micro_batch,
+        "accumulate": plan.accumulate,
+        "gpus": plan.gpus,
+        "precision": plan.precision,
+        "checkpointing": plan.checkpointing,
+        "optimizer": plan.optimizer,
+        "tricks": to_jsonable(plan.tricks),
+        "stability": plan.stability,
+        **_cost(plan.prediction),
+        "relative_time": plan.relative_time,
+        "why": plan.why,
+        "variant": to_jsonable(plan.variant),
+        "reach": to_jsonable(plan.reach),
+    }
+
+
+def _cost(prediction: Prediction) -> dict[str, Any]:
+    names = ("fits", "device_bytes", "low_bytes", "high_bytes", "host_bytes", "step_s")
+    return {name: getattr(prediction, name) for name in names}

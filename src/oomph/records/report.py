@@ -1,9 +1,10 @@
-"""Report and what it is made of: what was concluded from a Run, on what evidence, and what to do.
+"""Report and its parts: the conclusions from a Run, their evidence, and what to do.
 
-Figures are of the whole run unless their name says otherwise, and means are weighted by time: a
-span of ten seconds counts ten times as much as one of a second. `gpu` is a place in `Run.gpus`.
-Kernel-active time is the share of the time with at least one kernel running. It is no efficiency:
-one block on one multiprocessor counts like a full GPU.
+Figures cover the whole run unless their name says otherwise, and means are weighted by time: a span
+of ten seconds counts ten times as much as one of a second. `gpu` is an index into `Run.gpus`.
+
+Kernel-active time is the share of the time with at least one kernel running. It is not an
+efficiency: one block on one multiprocessor counts like a full GPU.
 """
 
 from __future__ import annotations
@@ -12,53 +13,52 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
-from oomph.records.halts import Halt
-from oomph.records.run import BusySource, EventKind, PeakSource
+from oomph.records.run import BusySource, EventKind, Halt, PeakSource
 from oomph.units import format_duration
 
 Confidence = Literal[
-    "measured",  # by a source that can see it
-    "inferred",  # from signs that usually mean it
-    "weak",  # from signs that can mean something else as well
+    "measured",  # observed directly
+    "inferred",  # from signs that usually mean this
+    "weak",  # from signs that can also mean something else
 ]
 
 FindingKind = Literal[
-    # How it ended: one of these stands first.
+    # How the run ended: one of these comes first.
     "out-of-memory",
-    "recovered",  # it ran out of memory, and went on
+    "recovered",  # it ran out of memory and went on
     "no-out-of-memory",
-    "maybe-out-of-memory",  # it was killed, and nobody saw why
+    "maybe-out-of-memory",  # it was killed, and the reason is unknown
     "not-ended",
-    # What makes the other figures worth less.
+    # Reasons to trust the other figures less.
     "too-short",
     "no-gpu",
     "lost-gpu",
     "shared-gpu",
-    # What must be mended first.
-    "hang",  # steps, or kernels, have stopped
-    "leak",  # GPU memory grows without an end
-    "fragmentation",  # the same, but tensors do not need it
+    # Problems to fix first.
+    "hang",  # steps or kernels have stopped
+    "leak",  # GPU memory keeps growing
+    "fragmentation",  # it grows, but tensors do not need it
     "host-leak",
     "spill",  # GPU memory is full, and data moves over PCIe all the time
-    "swapping",  # of the host
-    # Why the GPU was not used to the full.
+    "swapping",  # on the host
+    # Why the GPU was not fully used.
     "never-busy",
     "input-bound",
-    "host-contention",  # others take the CPUs
-    "cpu-limit",  # of the control group
+    "host-contention",  # other processes take the CPUs
+    "cpu-limit",  # set by the control group
     "pcie-bound",
     "pauses-in-step",  # the script does something else, or waits, within each step
     "launch-bound",
-    "stalls",  # of some steps
+    "stalls",  # some steps take much longer
     "slowing-down",
     "phases",
     "narrow-kernels",
     "memory-bound",
     "throttled",
     "imbalance",
-    "unexplained",  # it was not busy, and nothing that was measured says why
-    "busy",  # a kernel ran almost all the time, and nothing else was found
-    # What is left.
+    "unexplained",  # it was not busy, and no measurement explains why
+    "busy",  # a kernel ran almost all the time; nothing else was found
+    # Unused capacity.
     "head-room",
 ]
 
@@ -72,14 +72,14 @@ class Finding:
     evidence: tuple[str, ...]
     confidence: Confidence
     advice: tuple[str, ...] = ()
-    gpus: tuple[int, ...] = ()  # none: of the run as a whole; the evidence is of the first
-    grows_by_ratio: float | None = None  # head-room: up to so many times the micro-batch
+    gpus: tuple[int, ...] = ()  # empty: the whole run; the evidence is from the first
+    grows_by_ratio: float | None = None  # head-room: largest factor for the micro-batch
     unused_bytes: int | None = None  # head-room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Of a figure over time."""
+    """The distribution of a figure over time."""
 
     mean: float
     p10: float
@@ -93,7 +93,7 @@ class Gap:
 
     began_s: float
     ended_s: float
-    phase: str | None  # what the script was doing then, if it said so
+    phase: str | None  # what the script was doing, if it reported that
 
     @property
     def lasted_s(self) -> float:
@@ -102,7 +102,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A stretch of the run that has a name: "evaluation"."""
+    """A named stretch of the run: "evaluation"."""
 
     name: str
     began_s: float
@@ -118,9 +118,9 @@ class MemoryFigures:
     peak_bytes: int | None
     peak_source: PeakSource | None
     peak_misses: str | None  # what the source cannot see; None: it is exact
-    allocated_bytes: int | None  # by torch's tensors, at their most
+    allocated_bytes: int | None  # peak of torch's tensors
     before_steps_bytes: int | None  # with model and optimizer, before the first step
-    seen_bytes: int | None  # the most that polling saw of the GPU as a whole, by everybody
+    seen_bytes: int | None  # the peak that polling saw on the whole GPU, all processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,29 +129,29 @@ class BusyFigures:
 
     source: BusySource | None
     whole: Spread  # of the whole run
-    working: Spread | None  # without start-up, the end, and long gaps; None: it never worked
-    known_s: float  # for how long it is known
-    num_samples: int  # at least so many lie behind it
-    pausing_ratio: float | None  # share of the working time in spans that hold a pause
+    working: Spread | None  # without start-up, end and long gaps; None: never worked
+    known_s: float  # time for which it is known
+    num_samples: int  # a lower bound
+    pausing_ratio: float | None  # share of the working time in spans with a pause
     start_up_s: float  # until the first kernels
-    gaps: tuple[Gap, ...]  # those after start-up, by time; of very many, the longest
-    num_gaps: int  # in all
-    gaps_s: float  # in all
-    gaps_are_rare: bool  # phases of the run, and not the way it trains
-    coarsest_s: float  # the longest span: shorter gaps can be hidden in it
+    gaps: tuple[Gap, ...]  # after start-up, by time; the longest if there are very many
+    num_gaps: int  # in total
+    gaps_s: float  # in total
+    gaps_are_rare: bool  # they are phases of the run, not part of each step
+    coarsest_s: float  # the longest span; shorter gaps can be hidden in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerFigures:
-    """What a GPU drew, and how it was held back."""
+    """A GPU's power draw, and how it was throttled."""
 
     mean_w: float | None
     working_w: float | None  # mean while the run worked
     most_w: float | None
     limit_w: float | None
-    energy_j: float | None  # of the GPU, whoever used it
+    energy_j: float | None  # of the GPU, all users
     most_c: int | None
-    throttled_ratio: float | None  # share of the time with clocks held down
+    throttled_ratio: float | None  # share of the time with reduced clocks
     throttled_by: tuple[str, ...]
 
 
@@ -162,32 +162,32 @@ class GpuFigures:
     gpu: int
     index: int  # NVML's
     cuda_index: int | None
-    rank: int | None  # of the process that trained on it, if it is one and has said so
+    rank: int | None  # of the process that trained on it, if only one and reported
     name: str | None
     is_used: bool
     memory: MemoryFigures
     busy: BusyFigures | None
     power: PowerFigures
-    shared_ratio: float | None  # share of the time with processes of others on it
+    shared_ratio: float | None  # share of the time with other users' processes
     most_others: int | None  # processes
-    others_bytes: int | None  # the most that they held
+    others_bytes: int | None  # their peak
     sm_active_ratio: float | None  # mean while working
     memory_active_ratio: float | None
     received_bytes: int | None  # over PCIe
     sent_bytes: int | None
-    link_ratio: float | None  # of what PCIe carries, in the busier direction, while working
+    link_ratio: float | None  # share of the PCIe rate in the busier direction, while working
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """What one rank told about its steps."""
+    """The steps that one rank reported."""
 
     rank: int
     num_steps: int
     step_s: float  # mean
     longest_step_s: float
     samples_per_s: float | None
-    data_wait_ratio: float | None  # share of the steps' time that was spent waiting for data
+    data_wait_ratio: float | None  # share of step time spent waiting for data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,15 +195,15 @@ class HostFigures:
     """The run's processes."""
 
     num_cpus: int | None
-    cpu_cores: float | None  # mean: CPU seconds a second
+    cpu_cores: float | None  # mean CPU seconds per second
     busiest_cpu_cores: float | None  # mean, of the busiest process
-    memory_bytes: int | None  # the most
-    num_processes: int | None  # the most
-    others_cpu_cores: float | None  # mean, by everybody else, on the CPUs that the run may use
-    stolen_cpu_cores: float | None  # mean, by other machines of the hypervisor
-    throttled_ratio: float | None  # share of the periods in which the CPU limit held it back
-    swapped_in_bytes: int | None  # that the machine read back from swap
-    swapping_ratio: float | None  # share of the time in which it did so all along
+    memory_bytes: int | None  # peak
+    num_processes: int | None  # peak
+    others_cpu_cores: float | None  # mean, other processes, on the CPUs the run may use
+    stolen_cpu_cores: float | None  # mean, by other virtual machines
+    throttled_ratio: float | None  # share of the periods throttled by the CPU limit
+    swapped_in_bytes: int | None  # read back from swap by the machine
+    swapping_ratio: float | None  # share of the time with continuous swapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +218,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report:
-    """A run, concluded. `findings` has out of memory or not first, then by weight."""
+    """The conclusions about a run. `findings` has out of memory or not first, then by weight."""
 
     run: str  # its id
     command: tuple[str, ...]
@@ -226,33 +226,33 @@ class Report:
     user: str | None
     started_at: float  # seconds since the epoch
     lasted_s: float
-    halted_s: float  # of it the command stood still, as by Ctrl-Z: figures lack that time
-    halts: tuple[Halt, ...]  # by time; of more than 200 the longest
+    halted_s: float  # time the command was stopped, as by Ctrl-Z; excluded from figures
+    halts: tuple[Halt, ...]  # by time; the longest if more than 200
     exit_code: int | None
     signal: str | None
     has_ended: bool
     findings: tuple[Finding, ...]
-    gpus: tuple[GpuFigures, ...]  # those that the run used; all that were watched if it used none
+    gpus: tuple[GpuFigures, ...]  # GPUs the run used; all watched ones if it used none
     steps: tuple[StepFigures, ...]  # by rank
     host_figures: HostFigures
-    phases: tuple[Phase, ...]  # by time; of more than 200 the longest of each name
-    num_phases: int  # in all
+    phases: tuple[Phase, ...]  # by time; the longest of each name if more than 200
+    num_phases: int  # in total
     marks: tuple[Mark, ...]
-    num_marks: int  # in all: `marks` are the first of them
+    num_marks: int  # in total; `marks` has the first ones
 
     @property
     def verdict(self) -> Finding:
-        """What to look at first: a failure, else the finding that leads."""
+        """Return the finding to look at first: a failure, else the leading one."""
         first, *rest = self.findings
-        is_told = first.kind in ("out-of-memory", "maybe-out-of-memory", "recovered")
-        return first if is_told or not rest else rest[0]
+        is_about_memory = first.kind in ("out-of-memory", "maybe-out-of-memory", "recovered")
+        return first if is_about_memory or not rest else rest[0]
 
     def __repr__(self) -> str:
-        """What was found, and not the thousand figures that it rests on."""
-        told = [f"  {found.sentence} [{found.confidence}]" for found in self.findings]
+        """Return the findings without the many figures behind them."""
+        findings = [f"  {found.sentence} [{found.confidence}]" for found in self.findings]
         lasted = format_duration(self.lasted_s)
         head = f"<Report of {self.run}: {shlex.join(self.command)!r}, {lasted}, {self._end()}"
-        return "\n".join([head, *told]) + ">"
+        return "\n".join([head, *findings]) + ">"
 
     def _end(self) -> str:
         if not self.has_ended:
@@ -268,7 +268,7 @@ class Change:
     unit: Literal["bytes", "s", "ratio", "w", "per-s", "cores", "steps"]
     before: float | None
     after: float | None
-    is_better: bool | None  # None: it cannot be said, or it is (nearly) the same
+    is_better: bool | None  # None: unknown, or (nearly) the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +277,7 @@ class Comparison:
 
     before: str  # its id
     after: str
-    cautions: tuple[str, ...]  # what is not the same, so that figures say less
+    cautions: tuple[str, ...]  # differences that make the comparison less reliable
     changes: tuple[Change, ...]
     gone: tuple[Finding, ...]
     new: tuple[Finding, ...]

@@ -1,14 +1,15 @@
-"""Script: a training program as the user starts it. Seen: what a rehearsal of it found out."""
+"""Script: a training program as the user starts it. Seen: what its rehearsal found out."""
 
 from __future__ import annotations
 
-import os  # and not pathlib, which costs more to import than the rest of a start
+import os  # not pathlib, whose import takes longer than the rest of the start
 from dataclasses import dataclass
 from typing import Literal
 
-from oomph.records.workload import How
+from oomph.records.generation import DEFAULT_NUM_SMS
+from oomph.records.workload import Variant
 
-# How a line begins in which a rehearsal tells how far it is, among what the script prints.
+# The start of a rehearsal's progress line, among what the script prints.
 PROGRESS = "oomph rehearsal: "
 
 
@@ -23,36 +24,36 @@ class Script:
 
 
 def names_workload(place: str) -> bool:
-    """Whether it is `train.py:workload`, and no file that has such a name: that is a script."""
+    """Return whether it is `train.py:workload`, and not a script with such a file name."""
     _, colon, name = place.rpartition(":")
     return bool(colon) and name.isidentifier() and not os.path.isfile(place)  # noqa: PTH113
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretendedGpu:
-    """The GPU that a script believes to have."""
+    """The GPU that the script sees."""
 
     name: str
-    total_bytes: int  # what CUDA can have of it
+    total_bytes: int  # usable by CUDA
     capability: tuple[int, int]
     count: int = 1
-    multi_processor_count: int = 108
+    multi_processor_count: int = DEFAULT_NUM_SMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
     """The DataLoader that feeds the model in training."""
 
-    number: int  # counted from 0, in the order in which the script makes them
-    batch_size: int | None  # examples that it draws for a batch; None: it does not batch
+    number: int  # counted from 0, in the order of creation
+    batch_size: int | None  # examples per batch; None: it does not batch
     num_workers: int
     pin_memory: bool
-    place: str  # "train.py:31", where the script makes it
+    place: str  # "train.py:31", where it is created
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invented:
-    """A line of the script that read a value which does not exist, and what it was told."""
+    """A line of the script that read a value which does not exist, and the value it got."""
 
     file: str
     line: int
@@ -62,9 +63,9 @@ class Invented:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Where the script does something for the first time, as far as its own lines tell."""
+    """Where the script does something for the first time, as far as its own lines show."""
 
-    # "batch": it makes a tensor with an example in each row on the GPU, in every micro-step.
+    # "batch": it makes a GPU tensor with one example per row, in every micro-step.
     what: Literal["optimizer", "forward", "backward", "clip", "step", "zero_grad", "batch"]
     file: str
     line: int
@@ -72,7 +73,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a script does, as far as its rehearsal could see. None: that was not seen."""
+    """What a script does, as far as its rehearsal could see. None: not seen."""
 
     model: str | None  # its class; several are joined by " + "
     num_parameters: int
@@ -82,8 +83,8 @@ class Seen:
     is_fused: bool | None
     is_foreach: bool | None
     learning_rate: float | None
-    micro_batch: int | None  # examples of one batch: `batch_from` names who says so
-    accumulation: int | None  # backwards for one step of the optimizer
+    micro_batch: int | None  # examples per batch; `batch_from` is the source
+    accumulation: int | None  # backward passes per optimizer step
     num_optimizer_steps: int
     num_optimizers: int
     precision: str
@@ -93,50 +94,50 @@ class Seen:
     clips_gradients: bool
     loader: Loader | None
     longest_sequence: int | None
-    num_batches: int  # that the model was given in training
+    num_batches: int  # given to the model in training
     invented: tuple[Invented, ...]
     approximations: tuple[str, ...]
-    has_stepped: bool  # False: no step was completed, and the peak is a lower bound
-    num_backwards: int = 1  # of the first whole step, of all optimizers together
+    has_stepped: bool  # False: no step was completed, so the peak is a lower bound
+    num_backwards: int = 1  # in the first whole step, all optimizers together
     lines: tuple[Line, ...] = ()
-    # A dimension is that of the tensors which the model is given, where no loader says the size.
+    # If no loader gives the size, it is a dimension of the tensors given to the model.
     batch_from: Literal["loader", "first dimension", "second dimension"] | None = None
-    num_rows: int | None = None  # that dimension, also where a loader says the size of a batch
-    batch_doubt: str | None = None  # why the size of a batch is not known, or only guessed
-    kept_bytes: int = 0  # of what the model returned, that the loop keeps until the next batch
-    loaders_beside: tuple[Loader, ...] = ()  # others that are read for each batch
+    num_rows: int | None = None  # that dimension, even if a loader gives the batch size
+    batch_doubt: str | None = None  # why the batch size is unknown or only guessed
+    kept_bytes: int = 0  # outputs that the loop keeps until the next batch
+    loaders_beside: tuple[Loader, ...] = ()  # other loaders read for each batch
 
     @property
     def is_batch_known(self) -> bool:
-        """Whether a batch can be spoken of as so many examples, and be divided."""
+        """Return whether the batch size is known, so that the batch can be split."""
         return self.micro_batch is not None and self.batch_doubt is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """What is to be other than in the script. None: as it is there."""
+    """What to change from the script. None: as in the script."""
 
     micro_batch: int | None = None
-    how: How | None = None
-    accumulation: int | None = None  # steps of the script that become micro-steps of one
-    first: Seen | None = None  # of the script as it is: tells which loader to change
+    how: Variant | None = None
+    accumulation: int | None = None  # steps of the script that become micro-steps of one step
+    first: Seen | None = None  # of the unchanged script; shows which loader to change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """What around a script has decided how it ran, as far as a rehearsal could see it."""
+    """The surroundings that decided how a script ran, as far as a rehearsal could see."""
 
-    looked_at: tuple[str, ...]  # files, whether they were there or not
-    listed: tuple[str, ...]  # directories whose names were asked for
-    imported_from: tuple[str, ...]  # directories in which modules were looked for
-    asked_gpu: tuple[str, ...]  # fields of PretendedGpu that the script was told
-    unseen: str | None  # why there may be more; None: no reason is known
+    looked_at: tuple[str, ...]  # files, existing or not
+    listed: tuple[str, ...]  # directories that were listed
+    imported_from: tuple[str, ...]  # directories searched for modules
+    asked_gpu: tuple[str, ...]  # fields of PretendedGpu that the script read
+    unseen: str | None  # why there may be more; None: no known reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptChanges:
     """What to change so that a script trains as planned."""
 
-    diff: str  # over the user's files; "" where nothing is to be changed in them
-    arguments: tuple[str, ...]  # all that the script is to be given, changed or not
-    by_hand: tuple[str, ...]  # what no edit was found for, a sentence each
+    diff: str  # of the user's files; "" if they need no change
+    arguments: tuple[str, ...]  # all arguments for the script, changed or not
+    by_hand: tuple[str, ...]  # changes to make by hand, a sentence each

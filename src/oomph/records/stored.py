@@ -1,8 +1,8 @@
-"""Any record <-> JSON, the same that --json prints.
+"""Any record <-> JSON, in the format that --json prints.
 
-Field names are kept, tuples become lists, unknown stays null. `schema` counts
-the changes that would break a reader. Reading back is strict: a record that is
-not wholly understood is refused, because it would be followed in part.
+Field names are kept, tuples become lists, unknown stays null. `schema` counts the changes that
+would break a reader. Reading back is strict: a record that is not fully understood is refused,
+because otherwise only a part of it would be followed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any, Literal, TypeVar
 from oomph.errors import Unreadable
 
 SCHEMA = 1
-# A record is tens of kilobytes; anything near this is no record.
+# A record has tens of kilobytes; a file near this size is not one.
 LARGEST_FILE_BYTES = 16 << 20
 
 Record = TypeVar("Record")
 
 
 def to_jsonable(value: Any) -> Any:
-    """A record, or records inside tuples and mappings, as what `json` can write."""
+    """Convert a record, or records in tuples and mappings, to what `json` can write."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = (field.name for field in dataclasses.fields(value))
         return {name: to_jsonable(getattr(value, name)) for name in names}
@@ -38,14 +38,14 @@ def to_jsonable(value: Any) -> Any:
 
 
 def as_json(value: Any) -> str:
-    """The text that --json prints for one record (or mapping of records)."""
+    """Return the text that --json prints for one record (or mapping of records)."""
     import json
 
     return json.dumps({"schema": SCHEMA, **to_jsonable(value)}, indent=2, ensure_ascii=False)
 
 
 def from_json_file(kind: type[Record], path: str | os.PathLike[str], *, what: str) -> Record:
-    """The record that a file holds, as `as_json` wrote it; `what` it is. Raises Unreadable."""
+    """Read a record that `as_json` wrote; `what` names it in errors. Raises Unreadable."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(LARGEST_FILE_BYTES + 1)
@@ -53,7 +53,7 @@ def from_json_file(kind: type[Record], path: str | os.PathLike[str], *, what: st
         raise Unreadable(
             f"{os.fspath(path)} cannot be read",
             because=error.strerror or str(error),
-            attempt="is the path right?",
+            attempt="checking the path",
         ) from None
     if len(content) > LARGEST_FILE_BYTES:
         raise no_record(what, path, f"it is larger than {LARGEST_FILE_BYTES} bytes")
@@ -66,12 +66,12 @@ def from_json_file(kind: type[Record], path: str | os.PathLike[str], *, what: st
 
 
 def from_json(kind: type[Record], text: str) -> Record:
-    """The record of that text. Raises ValueError, which says what is wrong and where."""
+    """Read a record from text. Raises ValueError, which says what is wrong and where."""
     import json
 
     content = json.loads(text, parse_constant=_refuse)
     if not isinstance(content, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     schema = content.pop("schema", None)
     if schema != SCHEMA or isinstance(schema, bool):
         raise ValueError(f"its schema is {schema!r:.40}, and this oomph reads {SCHEMA}")
@@ -80,26 +80,26 @@ def from_json(kind: type[Record], text: str) -> Record:
 
 
 def from_jsonable(kind: type[Record], value: Any) -> Record:
-    """The record that `to_jsonable` made this of. Raises ValueError, as `from_json` does."""
+    """Convert the output of `to_jsonable` back to a record. Raises ValueError."""
     record: Record = _read(kind, value, "")
     return record
 
 
 def no_record(what: str, path: str | os.PathLike[str], because: str) -> Unreadable:
-    """The error of a file that does not hold what it should."""
+    """Return the error for a file that does not hold the expected record."""
     return Unreadable(
-        f"{os.fspath(path)} holds no {what} that this oomph can read",
+        f"{os.fspath(path)} is not a {what} that this version of oomph can read",
         because=because,
-        attempt="write it anew with this version of oomph",
+        attempt="writing it again with this version of oomph",
     )
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
-    """The value as what its field's type says. `where` is the path to it: "variant.micro_batch"."""
+    """Convert a value to its field's type. `where` is its path: "variant.micro_batch"."""
     if dataclasses.is_dataclass(kind):
         return _read_record(kind, value, where)
     origin = typing.get_origin(kind)
@@ -125,7 +125,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """Of a record: to find them out takes longer than to read one."""
+    """Return a record's types, cached because finding them takes longer than reading it."""
     return typing.get_type_hints(kind)
 
 
@@ -143,7 +143,7 @@ def _read_record(kind: Any, value: Any, where: str) -> Any:
 
 
 def _read_optional(kind: Any, value: Any, where: str) -> Any:
-    """A type or None: the records have no other unions."""
+    """Read a type or None; the records have no other unions."""
     if value is None:
         return None
     (inner,) = (option for option in typing.get_args(kind) if option is not type(None))
@@ -151,7 +151,7 @@ def _read_optional(kind: Any, value: Any, where: str) -> Any:
 
 
 def _read_tuple(kind: Any, value: Any, where: str) -> Any:
-    """A tuple of any length of one type, or of these types."""
+    """Read a tuple of any length of one type, or of exactly these types."""
     _check(isinstance(value, list), value, "list", where)
     kinds = typing.get_args(kind)
     if kinds[-1] is Ellipsis:

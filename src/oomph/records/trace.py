@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Category = Literal[
     "parameters", "gradients", "optimizer", "activations", "inputs", "temporaries", "workspace"
 ]
 Direction = Literal["forward", "data gradient", "filter gradient"]
-ConvolutionKind = Literal["depthwise", "pointwise", "dense"]  # pointwise: 1 x 1, a product
+ConvolutionKind = Literal["depthwise", "pointwise", "dense"]  # pointwise: 1 x 1, a matrix product
 Phase = Literal["build", "input", "forward", "backward", "clip", "step", "zero_grad"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """One block that torch asks of the allocator, from its request to its free."""
+    """One block that torch requests from the allocator, until it is freed."""
 
     size_bytes: int
-    op: str  # "aten::mm", or "build" for what is there before the first step
+    op: str  # "aten::mm", or "build" if made before the first step
     module: str  # "encoder.layer.3.attention"; "" is the model itself
     phase: Phase
     category: Category
@@ -29,7 +29,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One kernel, for the time that it takes.
+    """One kernel, with what decides its time.
 
     "copy_to_host" and "copy_from_host" go over the bus, "on_host" is the host's own work.
     """
@@ -39,24 +39,24 @@ class Op:
     flops: int
     moved_bytes: int  # read and written
     dtype: str  # of the arithmetic: "float32", "bfloat16"
-    module: str = ""  # as of an allocation
+    module: str = ""  # as in an allocation
     # Communication is "all_gather", "reduce_scatter" or "all_reduce": moved_bytes is what this GPU
-    # sends. At a "wait" the GPU waits for all but the last `num_pending` of what was begun.
+    # sends. At a "wait" the GPU waits for all collectives so far but the last `num_pending`.
     num_pending: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """One run of a convolution's kernel: where it stands among the events, and what it reads.
+    """One run of a convolution's kernel: its place among the events, and the sizes it reads.
 
-    cuDNN takes its workspace when the result has its memory, and gives it back before it returns.
+    cuDNN takes its workspace after the result is allocated, and releases it before it returns.
     """
 
-    at_event: int  # so many events come before it
+    at_event: int  # number of events before it
     direction: Direction
     kind: ConvolutionKind
     dtype: str  # "float16"
-    input_bytes: int  # channels filled up to what tensor cores read at once
+    input_bytes: int  # channels padded to what tensor cores read at once
     weight_bytes: int
     output_bytes: int
 
@@ -68,15 +68,114 @@ class Trace:
     allocations: Sequence[Allocation]
     events: Sequence[int]
     step_starts: Sequence[int]  # index of the first event of each training step
-    phase_starts: Sequence[tuple[int, Phase]]  # index of an event, and what begins there
+    phase_starts: Sequence[tuple[int, Phase]]  # index of its first event, and the phase
     ops: Sequence[Op]  # of the last step
     micro_batch: int
     torch_version: str
     compute_capability: tuple[int, int]
-    notes: tuple[str, ...] = ()  # what was assumed where a value does not exist
+    notes: tuple[str, ...] = ()  # what was assumed for values that do not exist
     doubt: str | None = None  # what the self-test of rehearsals found wrong on this torch
-    host_peak_bytes: int = 0  # the most of the host's memory that what left the GPU takes
+    host_peak_bytes: int = 0  # peak host memory of what is offloaded
     convolutions: Sequence[Convolution] = ()
     measures_convolutions: bool = False  # torch.backends.cudnn.benchmark
-    # In the tensors of a batch, for one example: what longer ones have more of; None if not seen.
+    # Elements per example in the batch's tensors, which grow with its length; None if not seen.
     example_elements: int | None = None
+
+
+# ---- Trace <-> plain columns, small enough to store: each name once, allocations as numbers ------
+
+_ALLOCATION = ("op", "module", "phase", "category")
+_OP = ("name", "phase", "dtype", "module")
+_CONVOLUTION = ("direction", "kind", "dtype")
+_CONVOLUTION_NUMBERS = ("at_event", "input_bytes", "weight_bytes", "output_bytes")
+
+
+def to_columns(trace: Trace) -> dict[str, Any]:
+    """Convert the trace to what JSON can write."""
+    names: dict[str, int] = {}
+
+    def number(name: str) -> int:
+        return names.setdefault(name, len(names))
+
+    return {
+        "sizes": [allocation.size_bytes for allocation in trace.allocations],
+        "streams": [allocation.stream for allocation in trace.allocations],
+        "outputs": [place for place, each in enumerate(trace.allocations) if each.is_output],
+        "allocations": [_numbers(trace.allocations, field, number) for field in _ALLOCATION],
+        "events": list(trace.events),
+        "step_starts": list(trace.step_starts),
+        "phase_starts": [list(start) for start in trace.phase_starts],
+        "flops": [op.flops for op in trace.ops],
+        "moved_bytes": [op.moved_bytes for op in trace.ops],
+        "num_pending": [op.num_pending for op in trace.ops],
+        "ops": [_numbers(trace.ops, field, number) for field in _OP],
+        "convolutions": [_numbers(trace.convolutions, field, number) for field in _CONVOLUTION],
+        "convolution_numbers": [
+            [getattr(each, field) for each in trace.convolutions] for field in _CONVOLUTION_NUMBERS
+        ],
+        "measures_convolutions": trace.measures_convolutions,
+        "example_elements": trace.example_elements,
+        "micro_batch": trace.micro_batch,
+        "torch_version": trace.torch_version,
+        "compute_capability": list(trace.compute_capability),
+        "notes": list(trace.notes),
+        "doubt": trace.doubt,
+        "host_peak_bytes": trace.host_peak_bytes,
+        "names": list(names),
+    }
+
+
+def from_columns(columns: dict[str, Any]) -> Trace:
+    """Convert columns back to the trace."""
+    names: list[str] = columns["names"]
+    allocations = _rows(columns["allocations"], names, _ALLOCATION)
+    outputs = set(columns["outputs"])
+    ops = _rows(columns["ops"], names, _OP)
+    return Trace(
+        allocations=[
+            Allocation(size_bytes=size_bytes, stream=stream, is_output=place in outputs, **fields)
+            for place, (size_bytes, stream, fields) in enumerate(
+                zip(columns["sizes"], columns["streams"], allocations, strict=True)
+            )
+        ],
+        events=columns["events"],
+        step_starts=columns["step_starts"],
+        phase_starts=[(start, phase) for start, phase in columns["phase_starts"]],
+        ops=[
+            Op(flops=flops, moved_bytes=moved_bytes, num_pending=num_pending, **fields)
+            for flops, moved_bytes, num_pending, fields in zip(
+                columns["flops"],
+                columns["moved_bytes"],
+                columns["num_pending"],
+                ops,
+                strict=True,
+            )
+        ],
+        micro_batch=columns["micro_batch"],
+        torch_version=columns["torch_version"],
+        compute_capability=(columns["compute_capability"][0], columns["compute_capability"][1]),
+        notes=tuple(columns["notes"]),
+        doubt=columns["doubt"],
+        host_peak_bytes=columns["host_peak_bytes"],
+        measures_convolutions=columns["measures_convolutions"],
+        example_elements=columns["example_elements"],
+        convolutions=tuple(
+            Convolution(**names_of, **dict(zip(_CONVOLUTION_NUMBERS, numbers, strict=True)))
+            for names_of, numbers in zip(
+                _rows(columns["convolutions"], names, _CONVOLUTION),
+                zip(*columns["convolution_numbers"], strict=True),
+                strict=True,
+            )
+        ),
+    )
+
+
+def _numbers(records: Sequence[Any], field: str, number: Any) -> list[int]:
+    return [number(getattr(record, field)) for record in records]
+
+
+def _rows(columns: list[list[int]], names: list[str], fields: Sequence[str]) -> list[Any]:
+    return [
+        {field: names[place] for field, place in zip(fields, row, strict=True)}
+        for row in zip(*columns, strict=True)
+    ]

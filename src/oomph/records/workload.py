@@ -1,10 +1,10 @@
-"""Workload: what the user wants to train, as stated, nothing derived. Variant: how to train it."""
+"""Workload: what the user wants to train, as stated. Variant: how to train it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 from oomph.errors import UsageError
 
@@ -15,12 +15,12 @@ Adapters = Literal["none", "lora", "qlora"]
 Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
 Keeps = Literal["outputs", "nothing"]
 
-# The user's own optimizer in another implementation, or another optimizer with its parameters.
+# Another implementation of the user's optimizer, or another optimizer with its hyperparameters.
 OPTIMIZERS = ("as-is", "fused", "foreach", "for-loop", "8-bit", "adafactor", "sgd")
 
 
 def check_keeps(keeps: str | None) -> Keeps | None:
-    """The same, if a loop can keep that. Raises UsageError."""
+    """Return the value if a loop can keep that. Raises UsageError."""
     known: dict[str | None, Keeps | None] = {None: None, "outputs": "outputs", "nothing": "nothing"}
     if keeps in known:
         return known[keeps]
@@ -31,11 +31,11 @@ def check_keeps(keeps: str | None) -> Keeps | None:
 
 
 def check_optimizer(name: str) -> str:
-    """The name itself, if it is one of OPTIMIZERS. Raises UsageError."""
+    """Return the name if it is one of OPTIMIZERS. Raises UsageError."""
     if name in OPTIMIZERS:
         return name
     raise UsageError(
-        f"{name!r:.40} is no optimizer that can be put on",
+        f"{name!r:.40} is not an optimizer that oomph knows",
         because=f"it is one of {', '.join(OPTIMIZERS)}",
         attempt="as-is",
     )
@@ -54,15 +54,15 @@ class Workload:
     )
     """
 
-    model: Callable[[], Any]  # built on tensors without memory: any size will do
-    batch: Any  # a function of the number of examples, or one batch as an example
+    model: Callable[[], Any]  # built on tensors without memory, so any size works
+    batch: Any  # a function of the number of examples, or one example batch
     loss: Callable[[Any, Any], Any]  # (model, batch) -> a scalar
     optimizer: Callable[[Any], Any]  # (parameters) -> an optimizer
-    batch_size: int  # of one optimizer step: the contract
+    batch_size: int  # of one optimizer step; every plan keeps it
     clip_grad_norm: float | None = None
     zero_grad_to_none: bool = True  # torch's default since 2.0
-    # Of what the model returns, until it has returned anew: all, as `outputs = model(...)` in a
-    # loop does, or nothing but what the loss holds. None: nobody says, and the error bar has both.
+    # What the loop keeps of the model's outputs until the next ones: all, as `outputs = model(...)`
+    # in a loop does, or only what the loss holds. None: unknown, and the error bar covers both.
     keeps: Keeps | None = None
 
     def __post_init__(self) -> None:
@@ -70,33 +70,201 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
-    """How to train a workload, whatever the split of its batch: the tricks that are put on it."""
+class Variant:
+    """One variant of training a workload: its tricks, and how the batch is split.
+
+    micro_batch x accumulation x num_gpus is the batch size.
+    """
 
     precision: Precision = "fp32"
-    checkpointing: str = "none"  # see records/checkpointing.py
+    checkpointing: str = "none"  # "blocks", "every-2", "blocks:0,3" or "selective"
     optimizer: str = "as-is"  # or one of OPTIMIZERS
-    optimizer_in_backward: bool = False  # a gradient is used up as soon as it is there
+    optimizer_in_backward: bool = False  # each gradient is applied and freed at once
     attention: Attention = "as-is"
     loss: Loss = "as-is"
-    offload_activations: bool = False  # what backward needs waits in the host's memory
-    offload_optimizer: bool = False  # the optimizer's state and its step are the host's
+    channels_last: bool = False  # images as height x width x channels in memory
+    offload_activations: bool = False  # saved tensors wait in host memory
+    offload_optimizer: bool = False  # the optimizer's state and step are on the host
     adapters: Adapters = "none"
     sharding: Sharding = "none"
     num_gpus: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant(How):
-    """One way to train a workload, the split of its batch included.
-
-    micro_batch x accumulation x num_gpus is the effective batch.
-    """
-
     micro_batch: int
     accumulation: int = 1
     expandable_segments: bool = False  # PYTORCH_ALLOC_CONF=expandable_segments:True
 
+    def tricks_alone(self) -> Variant:
+        """Return the tricks without the split of the batch: what changes model and optimizer."""
+        return replace(self, micro_batch=1, accumulation=1, expandable_segments=False)
+
     @property
     def batch_size(self) -> int:
         return self.micro_batch * self.accumulation * self.num_gpus
+
+
+# ---- tricks that a model allows ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Possible:
+    """The tricks that a model allows, found by inspecting it without running it."""
+
+    block_names: tuple[str, ...]  # blocks that can be recomputed in backward
+    # "sdpa" needs no replacement; "none": none was seen; "unknown": the model does not show it.
+    attention_is: Literal["eager", "sdpa", "none", "unknown"]
+    optimizer_class: str  # "torch.optim.adamw.AdamW"
+    batch_norm_names: tuple[str, ...]  # their statistics change with a smaller micro-batch
+    has_dropout: bool
+    num_parameters: int
+    num_trainable: int
+    parameter_bytes: int
+    # Tricks that cannot be applied to this model, and why.
+    impossible: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.block_names)
+
+
+# ---- sharding: number of GPUs <-> their grid -----------------------------------------------------
+# "ddp": every GPU holds everything, and gradients are averaged. "fsdp": parameters, gradients and
+# optimizer state are sharded among all GPUs. "hybrid": they are sharded within groups, and the
+# groups are replicas of each other.
+
+# GPUs joined by a fast link: eight in every DGX and HGX. More GPUs are several machines.
+GPUS_PER_NODE = 8
+
+
+def check_sharding(sharding: str | None, num_gpus: int) -> Sharding:
+    """Return the sharding; by default "ddp" on several GPUs. Raises UsageError."""
+    if num_gpus < 1:
+        raise UsageError(f"{num_gpus} GPUs are not possible", attempt="1 GPU or more")
+    if sharding is None:
+        return "ddp" if num_gpus > 1 else "none"
+    if sharding not in get_args(Sharding):
+        raise UsageError(
+            f"unknown sharding {sharding!r:.40}",
+            because="it is ddp, fsdp or hybrid",
+            attempt="fsdp",
+        )
+    if (num_gpus == 1) != (sharding == "none"):
+        raise UsageError(
+            f"sharding {sharding!r} and {num_gpus} GPU{'s' * (num_gpus > 1)} do not go together",
+            because="one GPU has nothing to shard, and several need a kind of sharding",
+            attempt="ddp, fsdp or hybrid, with two GPUs or more",
+        )
+    known: Sharding = sharding  # type: ignore[assignment] # checked above
+    if known == "hybrid":
+        _shards_of_hybrid(num_gpus)
+    return known
+
+
+def grid_of(variant: Variant) -> tuple[int, int]:
+    """Return the number of replicas of the model, and the GPUs that each is sharded among."""
+    if variant.sharding == "fsdp":
+        return 1, variant.num_gpus
+    if variant.sharding == "hybrid":
+        shards = _shards_of_hybrid(variant.num_gpus)
+        return variant.num_gpus // shards, shards
+    return variant.num_gpus, 1
+
+
+def divides_parameters(variant: Variant) -> bool:
+    return variant.sharding in ("fsdp", "hybrid")
+
+
+def casts_parameters(variant: Variant) -> bool:
+    """Return whether FSDP casts parameters when it gathers them; then autocast casts nothing."""
+    return divides_parameters(variant) and variant.precision == "bf16"
+
+
+def num_groups(variant: Variant) -> int:
+    """Return how many process groups communicate: one for shards, one for replicas."""
+    return sum(size > 1 for size in grid_of(variant))
+
+
+def _shards_of_hybrid(num_gpus: int) -> int:
+    """Return the largest number of shards on one machine that gives several groups."""
+    numbers = range(min(GPUS_PER_NODE, num_gpus - 1), 1, -1)
+    found = next((number for number in numbers if num_gpus % number == 0), None)
+    if found is None:
+        raise UsageError(
+            f"{num_gpus} GPUs cannot be put into equal groups",
+            because="hybrid divides the model within several groups of 2 to 8 GPUs each",
+            attempt="4, 8 or 16 GPUs, or fsdp",
+        )
+    return found
+
+
+# ---- checkpointing: text <-> blocks --------------------------------------------------------------
+# "none": no block. "blocks": every block. "every-3": every third. "blocks:0-3,6": these, counted
+# from 0. "selective": the cheap ops of every block; matmuls and attention are kept.
+
+_MOST_DIGITS = 4
+
+
+def check_checkpointing(text: str) -> str:
+    """Return the text if it is a valid checkpointing setting. Raises UsageError."""
+    if text in ("none", "blocks", "selective") or _every(text) or listed_blocks(text):
+        return text
+    raise UsageError(
+        f"unknown checkpointing {text!r:.80}",
+        because='it is "none", "blocks", "every-2" for every second block, "blocks:0-3,6" for the'
+        ' first four and the seventh, or "selective"',
+        attempt="blocks",
+    )
+
+
+def recomputed_blocks(text: str, num_blocks: int) -> list[int]:
+    """Return the numbers of the blocks that are recomputed, fully or selectively."""
+    if check_checkpointing(text) == "none":
+        return []
+    listed = listed_blocks(text)
+    if listed and max(listed) >= num_blocks:
+        raise UsageError(
+            f"there is no block {max(listed)} to recompute",
+            because=f"the model has {num_blocks} blocks, counted from 0",
+            attempt=f"blocks:0 to blocks:{num_blocks - 1}",
+        )
+    return listed or list(range(0, num_blocks, _every(text) or 1))
+
+
+def as_text(blocks: Sequence[int], num_blocks: int) -> str:
+    """Return the shortest text for a set of blocks."""
+    numbers = sorted(set(blocks))
+    if not numbers:
+        return "none"
+    for every in range(1, num_blocks):
+        if numbers == list(range(0, num_blocks, every)):
+            return "blocks" if every == 1 else f"every-{every}"
+    return "blocks:" + ",".join(_ranges(numbers))
+
+
+def _ranges(numbers: Sequence[int]) -> list[str]:
+    """Return runs of consecutive numbers, as 3-6."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found]
+
+
+def _every(text: str) -> int | None:
+    number = text.removeprefix("every-")
+    is_number = text != number and number.isdecimal() and len(number) <= _MOST_DIGITS
+    return int(number) or None if is_number else None
+
+
+def listed_blocks(text: str) -> list[int] | None:
+    """Return the numbers of "blocks:LIST"; None for any other text."""
+    if not text.startswith("blocks:"):
+        return None
+    found: set[int] = set()
+    for part in text.removeprefix("blocks:").split(","):
+        first, _, last = part.partition("-")
+        ends = (first, last if "-" in part else first)
+        if not all(end.isdecimal() and len(end) <= _MOST_DIGITS for end in ends):
+            return None
+        found.update(range(int(ends[0]), int(ends[1]) + 1))
+    return sorted(found) or None

@@ -1,1 +1,1 @@
-"""Hardware -> Machine, Device. The only room that reads hardware."""
+"""Read the hardware: GPUs and processes -> Machine, Device. No other package does."""

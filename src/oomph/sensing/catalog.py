@@ -1,41 +1,170 @@
-"""The name of a GPU -> its GpuModel: datasheet figures for GPUs that we do not have.
+"""The name of a GPU -> its GpuModel: datasheet figures, also for GPUs that are not here.
 
     find("a100 80")                                   what a person typed
     find_by_nvml_name("NVIDIA A100-SXM4-80GB", ...)   what a driver says
 
-The figures stand in catalog.json, each with its source. Limits: desktop,
-workstation and data-centre GPUs of NVIDIA only. Laptop GPUs, MIG slices and
-vGPUs share a name with a larger chip, so they are never taken for it. A name is
-read as product, form factor and memory size; nothing is guessed beyond these.
+The figures are in catalog.json, each with its source. Limits: desktop, workstation and data-centre
+GPUs of NVIDIA only. Laptop GPUs, MIG slices and vGPUs share a name with a larger chip and are never
+mistaken for it. A name is read as product, form factor and memory size; nothing else is guessed.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
 from oomph.errors import UnknownGpu
-from oomph.records.catalog import Found, GpuModel
-from oomph.sensing.catalog_file import (
-    MAX_NAME_LENGTH,
-    Card,
-    Product,
-    file_content,
-    products,
-    spell,
-    without,
-)
+from oomph.records.gpu_model import Found, GpuModel
+from oomph.units import GIB, parse_bytes
 
-_NUM_NEAREST = 5
+# ---- catalog.json -> GpuModel, grouped into the products that share a name.
 
-# Letters, digits, and what people and web pages put between them (U+2010 to U+2015 are hyphens).
+# Longer than any driver's name; hostile input cannot cost much time.
+MAX_NAME_LENGTH = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One GPU of the catalogue, with the parts of its name."""
+
+    model: GpuModel
+    form: str  # "SXM4"; empty if the product has only one
+    size_gb: int
+    sold_as_gb: int | None  # the advertised size, where less is usable
+
+    @property
+    def is_sxm(self) -> bool:
+        return self.form.startswith("SXM")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """The GPUs that share a name, such as every A100."""
+
+    title: str
+    spelling: str  # without the brand
+    brand: tuple[str, ...]  # leading words that may be left out
+    architecture: str
+    cards: tuple[Card, ...]
+
+
+def spell(text: str) -> str:
+    """Normalise a name: lower case, and a space only between two numbers.
+
+    >>> spell("RTX-4070 Ti_SUPER"), spell("a100 80GB")
+    ('rtx4070tisuper', 'a100 80gb')
+    """
+    runs = re.findall(r"[a-z]+|[0-9]+", text[:MAX_NAME_LENGTH].lower())
+    return re.sub(r"(?<=[^0-9]) | (?=[^0-9])", "", " ".join(runs))
+
+
+def without(words: Iterable[str], spelling: str) -> str:
+    for word in words:
+        spelling = spelling.removeprefix(word)
+    return spelling
+
+
+# ---- reading the file
+
+
+def _giga(value: float) -> int:
+    return round(value * 10**9)
+
+
+def _tera(value: float) -> float:
+    return float(round(value * 10**12))
+
+
+def _capability(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+# Key in the file -> field of GpuModel, and the conversion from the datasheet's unit to ours.
+FIGURES: Mapping[str, tuple[str, Callable[[Any], object]]] = {
+    "memory_gb": ("memory_bytes", lambda gb: gb * GIB),
+    "measured": ("measured_bytes", parse_bytes),
+    "bandwidth_gb_per_s": ("memory_bandwidth_bytes_per_s", _giga),
+    "fp32_tflops": ("fp32_flops", _tera),
+    "tf32_tflops": ("tf32_flops", _tera),
+    "fp16_tflops": ("fp16_flops", _tera),
+    "bf16_tflops": ("bf16_flops", _tera),
+    "matmul_bf16_tflops": ("matmul_bf16_flops", _tera),
+    "num_sms": ("num_sms", int),
+    "compute_capability": ("compute_capability", _capability),
+    "nvlink_gb_per_s": ("nvlink_bytes_per_s", _giga),
+    "pcie": ("pcie", str),
+}
+
+
+@functools.cache
+def file_content() -> dict[str, Any]:
+    text = Path(__file__).with_name("catalog.json").read_text("utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+@functools.cache
+def products() -> tuple[Product, ...]:
+    by_title: dict[str, list[dict[str, Any]]] = {}
+    for entry in file_content()["gpus"]:
+        by_title.setdefault(entry["product"], []).append(entry)
+    return tuple(_product(title, entries) for title, entries in by_title.items())
+
+
+def _product(title: str, entries: Sequence[dict[str, Any]]) -> Product:
+    brand = tuple(entries[0].get("brand", "").split())
+    return Product(
+        title=title,
+        spelling=without(brand, spell(title)),
+        brand=brand,
+        architecture=entries[0]["architecture"],
+        cards=tuple(
+            Card(
+                model=_model(entry),
+                form=entry.get("form", ""),
+                size_gb=entry["memory_gb"][0],
+                sold_as_gb=entry.get("sold_as_gb"),
+            )
+            for entry in entries
+        ),
+    )
+
+
+def _model(entry: dict[str, Any]) -> GpuModel:
+    figures: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for key, (name, convert) in FIGURES.items():
+        written = entry.get(key)
+        figures[name] = None
+        if written == "none":
+            origins[name] = "none: the hardware has no such unit, or no fast one"
+        elif written is not None:
+            value, origins[name] = written
+            figures[name] = convert(value)
+    return GpuModel(
+        name=entry["name"],
+        title=entry["title"],
+        architecture=entry["architecture"],
+        note=entry.get("note"),
+        sources=origins,
+        **figures,
+    )
+
+
+_NUM_NEAREST = 5  # names that an error lists; judgement
+
+# Letters, digits, and the separators people and web pages use (U+2010 to U+2015 are hyphens).
 _PLAIN = re.compile(r"[a-z0-9\s_/.,()\u2010-\u2015-]*")
 
-# What may follow the product. A digit after "sxm" or "hbm" is a version only if it stands
-# alone: "sxm4 80gb" is SXM4, "sxm 80gb" is SXM.
+# What may follow the product. A digit after "sxm" or "hbm" is a version only if no other digit
+# follows: "sxm4 80gb" is SXM4, "sxm 80gb" is SXM.
 _DETAIL = re.compile(
     r" ?(?:(?P<form>sxm(?:\d(?!\d))?|pcie|nvl|ws|workstation)"
     r"|(?P<size_gb>\d{1,4})(?:gib|gb|g(?!pu))?"
@@ -43,8 +172,8 @@ _DETAIL = re.compile(
     r"|hbm(?:\d(?!\d)e?)?|gpu|generation|edition|ac)"  # ac: air-cooled, "B300 SXM6 AC"
 )
 
-# What a driver leaves of the nameplate. With ECC in GDDR memory it is the least: a T4 with
-# 15.0 of 16 GB. The upper bound is for rounding only. Sizes of one product are further apart.
+# Share of the nameplate size that a driver reports. ECC in GDDR memory leaves the least: a T4 has
+# 15.0 of 16 GB. The upper bound only allows for rounding. Sizes of one product differ by more.
 _LEAST_USABLE_RATIO = 0.90
 _MOST_USABLE_RATIO = 1.02
 
@@ -55,8 +184,8 @@ _OTHER_MAKERS = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
-    """A text, read: None is what it left open."""
+class _Name:
+    """A parsed name; None marks what the text left open."""
 
     product: Product
     form: str | None
@@ -64,83 +193,83 @@ class _Wish:
 
 
 def all_models() -> tuple[GpuModel, ...]:
-    """Every GPU of the catalogue, oldest architecture first."""
+    """Return every GPU of the catalogue, oldest architecture first."""
     return tuple(card.model for product in products() for card in product.cards)
 
 
 def sources() -> Mapping[str, str]:
-    """What each tag in `GpuModel.sources` stands for."""
+    """Return what each tag in `GpuModel.sources` stands for."""
     legend: dict[str, str] = file_content()["sources"]
     return legend
 
 
 def find(text: str) -> Found:
-    """The GPU that a person means; what the text leaves open is taken cautiously, and said.
+    """Return the GPU a person means. Open choices are made cautiously, and named in `assumed`.
 
     >>> find("RTX 4090").model.name, find("a100 80").model.name, find("3080ti").model.name
     ('rtx4090', 'a100-80gb', 'rtx3080-ti')
     >>> find("rtx 3080").assumed
     'RTX 3080 comes with 10 and 12 GB: taken as 10 GB; say rtx3080-12gb for the other'
     """
-    wish = _read(text)
-    if wish is None:
+    named = _read(text)
+    if named is None:
         raise _unknown(text)
-    fitting = [card for card in wish.product.cards if _has_form(card, wish.form)]
-    fitting = [card for card in fitting if _has_size(card, wish.size_gb)]
+    fitting = [card for card in named.product.cards if _has_form(card, named.form)]
+    fitting = [card for card in fitting if _has_size(card, named.size_gb)]
     if not fitting:
-        raise _no_such_variant(wish)
+        raise _no_such_variant(named)
     chosen = _cautious(fitting)
-    return Found(model=chosen.model, assumed=_assumption(wish, chosen, fitting))
+    return Found(model=chosen.model, assumed=_assumption(named, chosen, fitting))
 
 
 def find_by_nvml_name(name: str, total_bytes: int | None) -> GpuModel | None:
-    """The GPU that a driver names so; None if it is not in the catalogue, or could be two of it.
+    """Return the GPU with that driver name; None if it is not in the catalogue or ambiguous.
 
-    The size is judged by `total_bytes` where it is known: names leave it out ("NVIDIA GeForce
-    RTX 3060"), or mean other memory ("NVIDIA GH200 480GB" counts that of the CPU).
+    If `total_bytes` is known, it decides the size. Names leave the size out ("NVIDIA GeForce RTX
+    3060"), or mean other memory ("NVIDIA GH200 480GB" gives the CPU's).
 
     >>> find_by_nvml_name("NVIDIA A100-SXM4-80GB", None).name
     'a100-80gb'
     >>> find_by_nvml_name("NVIDIA GeForce RTX 4090 Laptop GPU", None) is None
     True
     """
-    wish = _read(name)
-    if wish is None:
+    named = _read(name)
+    if named is None:
         return None
-    fitting = [card for card in wish.product.cards if _has_form(card, wish.form)]
+    fitting = [card for card in named.product.cards if _has_form(card, named.form)]
     if total_bytes is not None:
         fitting = [card for card in fitting if _could_total(card.model, total_bytes)]
     else:
-        fitting = [card for card in fitting if _has_size(card, wish.size_gb)]
+        fitting = [card for card in fitting if _has_size(card, named.size_gb)]
     if len({card.size_gb for card in fitting}) != 1:
         return None
     return _cautious(fitting).model
 
 
-# --- reading a name ---------------------------------------------------------------------------
+# ---- reading a name
 
 
 def _is_plain(text: str) -> bool:
     return len(text) <= MAX_NAME_LENGTH and _PLAIN.fullmatch(text.lower()) is not None
 
 
-def _read(text: str) -> _Wish | None:
-    """None if the text names no product, or says more than product, form and size."""
+def _read(text: str) -> _Name | None:
+    """Parse a name; None if it names no product, or says more than product, form and size."""
     if not _is_plain(text):
         return None
     spelling = spell(text)
     return next(filter(None, (_read_as(product, spelling) for product in products())), None)
 
 
-def _read_as(product: Product, spelling: str) -> _Wish | None:
+def _read_as(product: Product, spelling: str) -> _Name | None:
     core = without(("nvidia", *product.brand), spelling)
     details = core.removeprefix(product.spelling)
-    if details == core or re.match(r"\d\d", product.spelling[-1] + details):  # l40 is not an L4
+    if details == core or re.match(r"\d\d", product.spelling[-1] + details):  # L40 is not an L4
         return None
     return _read_details(product, details)
 
 
-def _read_details(product: Product, details: str) -> _Wish | None:
+def _read_details(product: Product, details: str) -> _Name | None:
     found: dict[str, set[str]] = {"form": set(), "size_gb": set(), "architecture": set()}
     at = 0
     while at < len(details):
@@ -154,7 +283,7 @@ def _read_details(product: Product, details: str) -> _Wish | None:
         return None
     if len(found["form"]) > 1 or len(found["size_gb"]) > 1:  # "a100 40gb 80gb"
         return None
-    return _Wish(
+    return _Name(
         product=product,
         form=next(iter(found["form"]), None),
         size_gb=next((int(size) for size in found["size_gb"]), None),
@@ -164,7 +293,7 @@ def _read_details(product: Product, details: str) -> _Wish | None:
 def _has_form(card: Card, form: str | None) -> bool:
     if form is None:
         return True
-    if not card.form:  # the only form there is: a slot, if it is known to have one
+    if not card.form:  # the product has only one form: PCIe, if its slot is known
         return form == "pcie" and card.model.pcie is not None
     if form == "workstation":
         return card.form == "WS"
@@ -182,45 +311,45 @@ def _could_total(model: GpuModel, total_bytes: int) -> bool:
 
 
 def _cautious(cards: Sequence[Card]) -> Card:
-    """The smallest, as what fits there fits on the larger one; of these SXM, else the first."""
+    """Return the smallest: what fits there fits on the others. Then prefer SXM, else the first."""
     return min(cards, key=lambda card: (card.size_gb, not card.is_sxm))
 
 
-def _assumption(wish: _Wish, chosen: Card, fitting: Sequence[Card]) -> str | None:
-    if wish.size_gb not in (None, chosen.size_gb):
+def _assumption(named: _Name, chosen: Card, fitting: Sequence[Card]) -> str | None:
+    if named.size_gb not in (None, chosen.size_gb):
         return (
-            f"{wish.product.title} is sold with {wish.size_gb} GB, of which {chosen.size_gb} GB "
+            f"{named.product.title} is sold with {named.size_gb} GB, of which {chosen.size_gb} GB "
             f"are usable: taken as {chosen.size_gb} GB"
         )
-    if wish == _read(chosen.model.name):
+    if named == _read(chosen.model.name):
         return None
     others = [card for card in fitting if _figures(card.model) != _figures(chosen.model)]
     if not others:
         return None
-    ways, taken = _what_differs(chosen, others)
+    options, taken = _what_differs(chosen, others)
     names = _in_words([card.model.name for card in others], "or")
     rest = "the other" if len(others) == 1 else "another"
-    asked = f"{wish.product.title} {chosen.form}" if wish.form else wish.product.title
-    return f"{asked} comes {ways}: taken as {taken}; say {names} for {rest}"
+    asked = f"{named.product.title} {chosen.form}" if named.form else named.product.title
+    return f"{asked} comes {options}: taken as {taken}; say {names} for {rest}"
 
 
 def _what_differs(chosen: Card, others: Sequence[Card]) -> tuple[str, str]:
-    """("with 40 and 80 GB, as SXM4 and PCIe", "40 GB, SXM4"), as far as each differs."""
+    """Return ("with 40 and 80 GB, as SXM4 and PCIe", "40 GB, SXM4"), as far as they differ."""
     cards = [chosen, *others]
     sizes = sorted({card.size_gb for card in cards})
     forms = list(dict.fromkeys(card.form for card in cards))
-    ways, taken = [], []
+    options, taken = [], []
     if len(sizes) > 1:
-        ways.append(f"with {_in_words(map(str, sizes), 'and')} GB")
+        options.append(f"with {_in_words(map(str, sizes), 'and')} GB")
         taken.append(f"{chosen.size_gb} GB")
     if len(forms) > 1:
-        ways.append(f"as {_in_words(forms, 'and')}")
+        options.append(f"as {_in_words(forms, 'and')}")
         taken.append(chosen.form)
-    return ", ".join(ways), ", ".join(taken)
+    return ", ".join(options), ", ".join(taken)
 
 
 def _figures(model: GpuModel) -> tuple[object, ...]:
-    """What a prediction could depend on."""
+    """Return the figures a prediction could depend on."""
     words = {"name", "title", "sources", "note", "measured_bytes"}
     return tuple(getattr(model, each.name) for each in fields(model) if each.name not in words)
 
@@ -230,13 +359,13 @@ def _in_words(items: Iterable[str], conjunction: str) -> str:
     return f"{', '.join(heads)} {conjunction} {last}" if heads else last
 
 
-# --- what to say when there is none -----------------------------------------------------------
+# ---- the error for an unknown name
 
 
-def _no_such_variant(wish: _Wish) -> UnknownGpu:
-    product = wish.product
-    size = f" with {wish.size_gb} GB" if wish.size_gb is not None else ""
-    form = f" as {wish.form.upper()}" if wish.form else ""
+def _no_such_variant(named: _Name) -> UnknownGpu:
+    product = named.product
+    size = f" with {named.size_gb} GB" if named.size_gb is not None else ""
+    form = f" as {named.form.upper()}" if named.form else ""
     known = [_title_with_size(card) for card in product.cards]
     return UnknownGpu(
         f"the catalogue has no {product.title}{size}{form}",
@@ -273,14 +402,14 @@ def _unknown(text: str) -> UnknownGpu:
             because=f"it is a part of {len(several)} names of the catalogue",
             nearest=several[:_NUM_NEAREST],
         )
-    because = f"none of its {len(all_models())} GPUs is called so"
+    because = f"none of its {len(all_models())} GPUs has that name"
     return UnknownGpu(
         f"the catalogue has no GPU {shown!r}", because=because, nearest=_nearest(spelling)
     )
 
 
 def _containing(spelling: str) -> tuple[str, ...]:
-    """The GPUs that the text is a part of, those that begin with it first."""
+    """Return the GPUs whose name contains the text, those that begin with it first."""
     part = spelling.removeprefix("nvidia")
     if not part:
         return ()
@@ -291,7 +420,7 @@ def _containing(spelling: str) -> tuple[str, ...]:
 
 def _nearest(spelling: str) -> tuple[str, ...]:
     known = _spellings()
-    # Each GPU has several spellings, so more are asked for than are shown.
+    # Each GPU has several spellings, so ask for more than are shown.
     close = difflib.get_close_matches(spelling.removeprefix("nvidia"), known, n=15, cutoff=0.5)
     names = (*_containing(spelling), *(known[each] for each in close))
     return tuple(dict.fromkeys(names))[:_NUM_NEAREST]
@@ -299,7 +428,7 @@ def _nearest(spelling: str) -> tuple[str, ...]:
 
 @functools.cache
 def _spellings() -> Mapping[str, str]:
-    """Each spelling of name, title and product -> the name of the first GPU that has it."""
+    """Map each spelling of name, title and product to the first GPU that has it."""
     known: dict[str, str] = {}
     for product in products():
         for card in product.cards:
@@ -307,3 +436,52 @@ def _spellings() -> Mapping[str, str]:
             for spelling in (spell(model.name), spell(model.title), product.spelling):
                 known.setdefault(spelling, model.name)
     return known
+
+
+# ---- GpuModel -> the name that a driver and torch give such a GPU.
+# Scripts choose by it: `"A100" in torch.cuda.get_device_name()`. The rules follow real machines'
+# names in the catalogue's tests. A GPU without an example there is named by the rules of its kind.
+
+_SIZE = re.compile(r" \d+GB$")
+_OF_GAMERS = re.compile(r"(RTX|GTX) \d{4}")
+_OF_FORM = re.compile(r"(?P<chip>\w+) (?P<form>SXM\d|PCIe) (?P<size>\d+GB)")
+# Exceptions to the rules, as seen on real machines.
+_OWN = {
+    "a100-pcie-80gb": "NVIDIA A100 80GB PCIe",
+    "h100-80gb": "NVIDIA H100 80GB HBM3",
+    "h100-pcie-80gb": "NVIDIA H100 PCIe",
+    "h100-nvl": "NVIDIA H100 NVL",
+    "h200": "NVIDIA H200",
+    "h200-nvl": "NVIDIA H200 NVL",
+    "gh200": "NVIDIA GH200 480GB",
+    "b200": "NVIDIA B200",
+    "b300": "NVIDIA B300 SXM6 AC",
+    "rtx-pro-6000": "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+}
+
+
+def driver_name(model: GpuModel) -> str:
+    """Return the name as nvidia-smi and torch.cuda.get_device_name() give it."""
+    if model.name in _OWN:
+        return _OWN[model.name]
+    title = model.title
+    is_ada = "Ada" in title
+    if _OF_GAMERS.match(title) and not is_ada:
+        return f"NVIDIA GeForce {_SIZE.sub('', title)}"
+    if title.startswith("Tesla"):
+        return f"Tesla {_with_form(title.removeprefix('Tesla '))}"
+    if title.startswith("Titan"):
+        return f"NVIDIA {title.upper()}"
+    if title.startswith("Quadro"):
+        return title
+    if is_ada:
+        return f"NVIDIA {title} Generation"
+    return f"NVIDIA {_with_form(title)}"
+
+
+def _with_form(title: str) -> str:
+    """Return the title with its form: A100 SXM4 40GB becomes A100-SXM4-40GB."""
+    found = _OF_FORM.fullmatch(title)
+    if found is None:
+        return title
+    return f"{found['chip']}-{found['form'].upper()}-{found['size']}"

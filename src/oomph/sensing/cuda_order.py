@@ -1,22 +1,22 @@
-"""libcuda -> the UUIDs that CUDA shows, in its own order.
+"""libcuda -> the UUIDs of the GPUs that CUDA shows, in CUDA's own order.
 
-CUDA counts the fastest GPU first, by a rule that it does not publish; only CUDA can tell
-the order of unlike GPUs. Asking means cuInit, which must not happen in a process that
-may fork later, so a child that has nothing but ctypes asks. It costs a process start,
-and is done once, and only where the answer can differ from the order of the PCI bus.
+CUDA puts the fastest GPU first by an unpublished rule, so only CUDA knows the order when the
+GPUs differ. Asking it means cuInit, which must not happen in a process that may fork later, so a
+child process runs this file. The child has only the standard library: import nothing else.
 """
 
 from __future__ import annotations
 
 import ctypes
+import subprocess
 import sys
 import uuid
 
-_ASK_SECONDS = 60  # cuInit takes seconds on large machines without persistence mode
+_TIMEOUT_S = 60  # cuInit takes seconds on large machines without persistence mode
 
 
 def ask_in_this_process() -> list[str]:
-    """The UUIDs without their prefix. For a process where CUDA runs already, or a child."""
+    """Return the UUIDs without their prefix. Call it in a child, or where CUDA already runs."""
     cuda = ctypes.CDLL("libcuda.so.1")
     _check(cuda.cuInit(0), "cuInit")
     count = ctypes.c_int()
@@ -25,18 +25,13 @@ def ask_in_this_process() -> list[str]:
 
 
 def ask_in_a_child() -> list[str] | None:
-    """The same, without touching CUDA here. None if CUDA could not be asked."""
-    import subprocess
-
+    """Return the UUIDs without touching CUDA in this process; None if CUDA could not be asked."""
     if getattr(sys, "frozen", False) or not sys.executable:
-        return None  # the executable is an application, and would start once more
+        return None  # sys.executable is an application: running it would start it again
+    command = [sys.executable, "-I", "-S", __file__]
     try:
         child = subprocess.run(
-            [sys.executable, "-I", "-S", __file__],
-            capture_output=True,
-            text=True,
-            timeout=_ASK_SECONDS,
-            check=False,
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -47,7 +42,7 @@ def _uuid_of(cuda: ctypes.CDLL, ordinal: int) -> str:
     device = ctypes.c_int()
     _check(cuda.cuDeviceGet(ctypes.byref(device), ordinal), "cuDeviceGet")
     raw = (ctypes.c_ubyte * 16)()
-    # v2 tells the slice's own UUID under MIG, where the first version tells the GPU's.
+    # Under MIG, v2 gives the UUID of the slice; the first version gives the UUID of the GPU.
     _check(cuda.cuDeviceGetUuid_v2(raw, device), "cuDeviceGetUuid_v2")
     return str(uuid.UUID(bytes=bytes(raw)))
 

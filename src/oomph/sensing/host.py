@@ -1,68 +1,62 @@
-"""/proc -> HostSpan: the processes of a run, their CPU time and memory, and who else is there.
+"""/proc -> HostSpan: CPU time and memory of a run's processes, and the load from others.
 
-A process belongs to the run if its parent does, or if it carries the run's token in its
-environment: that finds the workers which a launcher has taken away from under it. Only a number
-that was not there a second ago is looked at more closely.
+A process belongs to the run if its parent does, or if its environment carries the run's token; the
+token finds workers that a launcher has detached. Only PIDs that are new since the last look (a
+second ago) are examined.
 
-Beside them, of the machine: what others do on the CPUs that the run may use, what a hypervisor
-takes of them, how often the CPU limit of the control group holds it back, and what comes back from
-swap. Four small files a look.
+For the machine, it also reads: what others do on the CPUs the run may use, CPU time stolen by the
+hypervisor, how often the cgroup's CPU limit throttles the run, and pages read back from swap. Four
+small files a look.
 
-Limits: Linux. In a container /proc/stat is usually the host's: "others" are all outside of it. A
-process that lives for less than the time between two looks is not counted. Resident memory counts
-pages that processes share once for each of them.
+Limits: Linux. In a container /proc/stat is usually the host's, so "others" includes everything
+outside the container. A process that lives for less than the time between two looks is not counted.
+Resident memory counts shared pages once per process.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from oomph.records.run import HostSpan
-from oomph.sensing.ownership import RUN_TOKEN
+from oomph.sensing.ownership import PAGE_BYTES, TICKS_PER_S, Stat, carries, stat_of
 
-_MOST_STAT_BYTES = 4096  # 52 numbers and a short name
-_MOST_PIDS = 100_000  # ever; a run that starts more is not followed beyond
-
-# proc(5), /proc/PID/stat, counted after the name in brackets, which may hold blanks.
-_STATE, _PARENT, _UTIME, _STIME, _STARTED, _RSS = 0, 1, 11, 12, 19, 21
-
-
-@dataclass(frozen=True, slots=True)
-class _Stat:
-    parent: int
-    cpu_ticks: int
-    started: int  # tells a process from a later one of the same number
-    rss_bytes: int
+_MAX_PIDS = 100_000  # in total; judgement: processes beyond this are not followed
+_TICK_S = 1 / TICKS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
 class MachineCounters:
-    """What only grows; None where the kernel does not tell."""
+    """Counters of the machine, which only grow; None where the kernel does not report them."""
 
-    busy_s: float | None = None  # CPU seconds of everybody, on the CPUs that we may use
+    busy_s: float | None = None  # CPU seconds of all processes, on the CPUs that we may use
     stolen_s: float | None = None
-    num_periods: int | None = None  # of the scheduler, for a control group that has a limit
-    num_held: int | None = None  # of them, those in which the limit was hit
+    num_periods: int | None = None  # scheduler periods of a control group with a CPU limit
+    num_throttled: int | None = None  # periods in which the limit was hit
     swapped_in_bytes: int | None = None
 
 
-def read_machine(cpus: frozenset[int], root: Path = Path("/")) -> MachineCounters:
-    """The counters as they are now."""
-    busy_s, stolen_s = _cpu_times(_content(root / "proc/stat"), cpus)
-    num_periods, num_held = _held_back(root)
+def read_counters(cpus: frozenset[int], root: Path = Path("/")) -> MachineCounters:
+    """Read the current counters."""
     pages = _number(_content(root / "proc/vmstat"), "pswpin")
-    swapped_in_bytes = None if pages is None else pages * _PAGE_BYTES
-    return MachineCounters(busy_s, stolen_s, num_periods, num_held, swapped_in_bytes)
+    return MachineCounters(
+        *_cpu_times(_content(root / "proc/stat"), cpus),
+        *_throttling(root),
+        None if pages is None else pages * PAGE_BYTES,
+    )
 
 
 def _cpu_times(content: str, cpus: frozenset[int]) -> tuple[float | None, float | None]:
-    """proc(5), /proc/stat: user nice system idle iowait irq softirq steal guest, of each CPU."""
+    """Return busy and stolen CPU seconds of these CPUs.
+
+    proc(5), /proc/stat: user nice system idle iowait irq softirq steal guest, for each CPU.
+    """
     busy = stolen = found = 0
     for line in content.split("\n"):
-        if not line.startswith("cpu"):  # they come first; what follows can be long
+        if not line.startswith("cpu"):  # these come first; the rest can be long
             break
         name, *ticks = line.split()
         number = name.removeprefix("cpu")
@@ -72,26 +66,36 @@ def _cpu_times(content: str, cpus: frozenset[int]) -> tuple[float | None, float 
     return (busy * _TICK_S, stolen * _TICK_S) if found else (None, None)
 
 
-def _held_back(root: Path) -> tuple[int | None, int | None]:
-    """cgroups(7): cpu.stat of our own group, or of the nearest above it that has a limit."""
-    for line in _content(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        group = base / path.lstrip("/")
+def _throttling(root: Path) -> tuple[int | None, int | None]:
+    """Return periods and throttled periods of our cgroup or its nearest limited ancestor.
+
+    cgroups(7): both are in cpu.stat.
+    """
+    for base, group in _groups(root, "cpu"):
         for one in (group, *group.parents):
             if not one.is_relative_to(base):
                 break
-            told = _content(one / "cpu.stat")
-            num_periods = _number(told, "nr_periods")
-            if num_periods:  # a group without a limit has none
-                return num_periods, _number(told, "nr_throttled")
+            content = _content(one / "cpu.stat")
+            num_periods = _number(content, "nr_periods")
+            if num_periods:  # without a limit there are no periods
+                return num_periods, _number(content, "nr_throttled")
     return None, None
 
 
+def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
+    """Yield each tree's root and our control group in it, if it may have the controller.
+
+    cgroups(7): a line is `number:controllers:path`; an empty controller list is version 2.
+    """
+    for line in _content(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not controllers or controller in controllers.split(","):
+            base = root / "sys/fs/cgroup" / (controller if controllers else "")
+            yield base, base / path.lstrip("/")
+
+
 def _number(content: str, name: str) -> int | None:
-    """That stands behind a name, a line each."""
+    """Return the number after a name; the content has one pair per line."""
     _, found, rest = f"\n{content}".partition(f"\n{name} ")
     number = rest.partition("\n")[0].strip()
     return int(number) if found and number.isdecimal() else None
@@ -104,37 +108,34 @@ def _content(path: Path) -> str:
         return ""
 
 
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-
-
 class ProcessTree:
     """The processes under `root`, and those that carry `token`."""
 
     def __init__(self, root: int, token: str | None, now_s: float) -> None:
-        self._token = f"{RUN_TOKEN}={token}".encode() if token else None
+        self._token = token
         self._cpus = frozenset(os.sched_getaffinity(0))
-        self._machine = read_machine(self._cpus)
-        self._members: dict[int, _Stat] = {}
-        self._known: set[str] = set()  # every name under /proc at the last look
+        self._machine = read_counters(self._cpus)
+        self._members: dict[int, Stat] = {}
+        self._known: set[str] = set()  # all names in /proc at the last look
         self._began_s = now_s
         self.ever: set[int] = {root}
         self._root_started = 0
-        first = _stat_of(root)
+        first = _living(root)
         if first is not None:
-            self._root_started = first.started
+            self._root_started = first.started_ticks
             self._members[root] = self._as_new(first)
 
     def pids(self) -> tuple[int, ...]:
-        """Those that lived at the last look."""
+        """Return the processes alive at the last look."""
         return tuple(self._members)
 
     def look(self, now_s: float) -> HostSpan:
-        """What they did since the last look."""
+        """Return CPU time and memory since the last look."""
         self._find_new()
         ticks, memory_bytes = [], 0
         for pid, before in list(self._members.items()):
-            stat = _stat_of(pid)
-            if stat is None or stat.started != before.started:
+            stat = _living(pid)
+            if stat is None or stat.started_ticks != before.started_ticks:
                 del self._members[pid]
                 continue
             ticks.append(stat.cpu_ticks - before.cpu_ticks)
@@ -142,9 +143,11 @@ class ProcessTree:
             self._members[pid] = stat
         duration_s = max(now_s - self._began_s, 1e-6)
         cores = [number * _TICK_S / duration_s for number in ticks]
-        machine, self._machine = self._machine, read_machine(self._cpus)
-        busy_s = _growth(machine.busy_s, self._machine.busy_s)
-        stolen_s = _growth(machine.stolen_s, self._machine.stolen_s)
+        machine, self._machine = self._machine, read_counters(self._cpus)
+        busy_s = growth(machine.busy_s, self._machine.busy_s)
+        stolen_s = growth(machine.stolen_s, self._machine.stolen_s)
+        throttled = growth(machine.num_throttled, self._machine.num_throttled)
+        periods = growth(machine.num_periods, self._machine.num_periods)
         span = HostSpan(
             began_s=self._began_s,
             ended_s=now_s,
@@ -154,83 +157,83 @@ class ProcessTree:
             num_processes=len(ticks),
             others_cpu_cores=None if busy_s is None else max(busy_s / duration_s - sum(cores), 0.0),
             stolen_cpu_cores=None if stolen_s is None else stolen_s / duration_s,
-            throttled_ratio=_share(
-                _growth(machine.num_held, self._machine.num_held),
-                _growth(machine.num_periods, self._machine.num_periods),
-            ),
-            swapped_in_bytes=_growth(machine.swapped_in_bytes, self._machine.swapped_in_bytes),
+            # Without a CPU limit there are no periods.
+            throttled_ratio=min(throttled / periods, 1.0)
+            if throttled is not None and periods
+            else None,
+            swapped_in_bytes=growth(machine.swapped_in_bytes, self._machine.swapped_in_bytes),
         )
         self._began_s = now_s
         return span
 
     def _find_new(self) -> None:
-        """Parents are found before their children: the kernel counts upwards, until it wraps."""
-        there = set(os.listdir("/proc"))  # noqa: PTH208 - as below
+        """Find new processes in PID order: until PIDs wrap, parents come before children."""
+        there = set(os.listdir("/proc"))  # noqa: PTH208 - a Path costs more
         for pid in sorted(int(name) for name in there - self._known if name.isdecimal()):
-            stat = _stat_of(pid) if pid not in self._members else None
+            stat = _living(pid) if pid not in self._members else None
             if stat is not None and self._is_ours(pid, stat):
                 self._members[pid] = self._as_new(stat)
-                if len(self.ever) < _MOST_PIDS:
+                if len(self.ever) < _MAX_PIDS:
                     self.ever.add(pid)
         self._known = there
 
-    def _as_new(self, stat: _Stat) -> _Stat:
-        """All that a process has done, it has done since the last look, unless it is older."""
-        return replace(stat, cpu_ticks=0) if stat.started >= self._root_started else stat
+    def _as_new(self, stat: Stat) -> Stat:
+        """Count all CPU time of a new process as recent, unless it is older than the run."""
+        return replace(stat, cpu_ticks=0) if stat.started_ticks >= self._root_started else stat
 
-    def _is_ours(self, pid: int, stat: _Stat) -> bool:
-        if stat.parent in self._members:
-            return True
-        return self._token is not None and _carries(pid, self._token)
+    def _is_ours(self, pid: int, stat: Stat) -> bool:
+        is_child = stat.parent_pid in self._members
+        return is_child or (self._token is not None and carries(pid, self._token))
 
 
 Number = TypeVar("Number", int, float)
 
 
-def _growth(before: Number | None, now: Number | None) -> Number | None:
-    """Of a counter; None where it is not known, or has started anew."""
+def growth(before: Number | None, now: Number | None) -> Number | None:
+    """Return how much a counter grew; None if unknown or if the counter was reset."""
     return now - before if before is not None and now is not None and now >= before else None
 
 
-def _share(part: int | None, whole: int | None) -> float | None:
-    """None where nothing was counted: a group without a limit has no periods."""
-    return min(part / whole, 1.0) if part is not None and whole else None
-
-
-def _stat_of(pid: int) -> _Stat | None:
-    """None: it has ended, or waits for its parent to notice."""
-    try:
-        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            content = os.read(
-                file, _MOST_STAT_BYTES
-            )  # each second, of each process: no file object
-        finally:
-            os.close(file)
-    except OSError:
-        return None
-    fields = content[content.rindex(b")") + 2 :].split()
-    if fields[_STATE] in (b"Z", b"X"):
-        return None
-    return _Stat(
-        parent=int(fields[_PARENT]),
-        cpu_ticks=int(fields[_UTIME]) + int(fields[_STIME]),
-        started=int(fields[_STARTED]),
-        rss_bytes=int(fields[_RSS]) * _PAGE_BYTES,
-    )
-
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-def _carries(pid: int, entry: bytes) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - a Path costs more
-            return entry in file.read().split(b"\0")
-    except OSError:  # another user's, or gone
-        return False
+def _living(pid: int) -> Stat | None:
+    """Return its figures; None if it has ended or is a zombie."""
+    stat = stat_of(pid)
+    return None if stat is None or stat.state in (b"Z", b"X") else stat
 
 
 def num_cpus() -> int | None:
-    """Those that this process, and what it starts, may run on."""
+    """Return how many CPUs this process and its children may use."""
     return len(os.sched_getaffinity(0))
+
+
+# ---- has the kernel killed processes of this run because host memory ran out? ----
+# The counter of this process's control group counts kills inside it, whichever limit was hit. The
+# machine-wide counter counts all kills; it is evidence only together with a death by SIGKILL.
+# Limits: a command that moves itself to another group (a container, systemd-run) is not seen.
+
+
+@dataclass(frozen=True, slots=True)
+class OomKills:
+    """Number of OOM kills so far; None where the kernel does not report it."""
+
+    in_group: int | None
+    on_machine: int | None
+
+    def grew_in_group(self, before: OomKills) -> bool:
+        return bool(growth(before.in_group, self.in_group))
+
+    def grew_on_machine(self, before: OomKills) -> bool:
+        return bool(growth(before.on_machine, self.on_machine))
+
+
+def read_oom_kills(root: Path = Path("/")) -> OomKills:
+    """Read the current counters."""
+    # Version 1 of control groups has a separate tree for memory.
+    files = (
+        group / ("memory.oom_control" if base.name == "memory" else "memory.events")
+        for base, group in _groups(root, "memory")
+    )
+    counts = (_number(_content(file), "oom_kill") for file in files)
+    return OomKills(
+        next((count for count in counts if count is not None), None),
+        _number(_content(root / "proc/vmstat"), "oom_kill"),
+    )

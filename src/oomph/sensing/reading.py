@@ -1,28 +1,33 @@
 """A torch device -> GpuReading: its GPU, seen from this process. The hot path.
 
-After the first call the GPU is known, and a reading is four NVML calls and one look at
-/proc for each process on it.
+After the first call the GPU is known; a reading then takes four NVML calls and one look at /proc
+for each process on it.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Any
 
 from oomph.errors import OomphError
 from oomph.records.machine import NOBODYS_BYTES, GpuReading, Owner, Process
-from oomph.sensing.gpus import NO_BUSY_RATIO_UNDER_MIG, read_busy_ratio
-from oomph.sensing.mapping import Target, environment, find_target
-from oomph.sensing.nvml import Nvml, with_nvml
-from oomph.sensing.occupancy import read_memory, read_processes, settle_memory, sum_bytes
+from oomph.sensing.backends import Backend
+from oomph.sensing.backends.session import with_backend
+from oomph.sensing.devices import (
+    NO_BUSY_RATIO_UNDER_MIG,
+    Problems,
+    read_busy_ratio,
+    read_processes,
+    settle_memory,
+    sum_bytes,
+)
+from oomph.sensing.mapping import MappedGpu, environment, find_mapped
 from oomph.sensing.ownership import pids_are_the_hosts
-from oomph.sensing.problems import Problems
-from oomph.sensing.torch_cuda import cuda_index_of, held_by_torch, running_torch
+from oomph.sensing.running_torch import cuda_index_of, reserved_bytes, running_torch
 from oomph.units import GIB, format_bytes
 
-# The CUDA context beside torch's own memory: 0.25 to 1.8 GiB were published (V100, A100,
-# RTX 3090; torch 1.8 to 2.7).
+# Size of a CUDA context next to torch's own memory: published figures are 0.25 to 1.8 GiB (V100,
+# A100, RTX 3090; torch 1.8 to 2.7).
 _MOST_CONTEXT_BYTES = 2 * GIB
 
 _NOTHING_READ = GpuReading(
@@ -41,61 +46,54 @@ _NOTHING_READ = GpuReading(
 )
 
 
-def read_gpu(device: Any = None) -> GpuReading:
-    """The GPU that torch calls `device`; where that cannot be read, `problem` says why."""
+def read_gpu(device: object = None) -> GpuReading:
+    """Read the GPU that torch calls `device`; if that fails, `problem` says why."""
     try:
-        return with_nvml(lambda nvml: _read(nvml, _target(nvml, device)))
+        return with_backend(lambda backend: _read(_mapped(backend, device)))
     except OomphError as error:
         return replace(_NOTHING_READ, problem=error.in_one_line())
     except Exception as error:  # noqa: BLE001 - torch after a CUDA error, say: it must not end a run
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        return replace(_NOTHING_READ, problem=told)
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        return replace(_NOTHING_READ, problem=problem)
 
 
-def _target(nvml: Nvml, device: Any) -> Target:
-    """The handle for a device, looked up anew when anything that decides it has changed."""
-    index = cuda_index_of(device)
-    torch = running_torch()
-    if torch is not None and index is None:
-        index = torch.cuda.current_device()
-    decided_by = (index, torch is not None, *environment())
-    target: Target | None = nvml.kept.get(decided_by)
-    if target is None:
-        target = nvml.kept[decided_by] = find_target(nvml, index)
-    return target
+def _mapped(backend: Backend, device: object) -> MappedGpu:
+    index, torch = cuda_index_of(device), running_torch()
+    if index is None:
+        index = 0 if torch is None else torch.cuda.current_device()
+    return find_mapped(backend, index, torch, environment())
 
 
-def _read(nvml: Nvml, target: Target) -> GpuReading:
-    handle, problems = target.handle, Problems()
-    if target.problem:
-        problems.note(target.problem)
-    is_slice = target.shown.slice is not None
-    if is_slice:
+def _read(mapped: MappedGpu) -> GpuReading:
+    problems, shown = Problems(), mapped.shown
+    if mapped.problem:
+        problems.note(mapped.problem)
+    if shown.slice is not None:
         problems.note(NO_BUSY_RATIO_UNDER_MIG)
-    busy_ratio = None if is_slice else read_busy_ratio(nvml, handle, problems)
-    memory = read_memory(nvml, handle)
-    processes = read_processes(nvml, handle, memory, problems)
-    settled = settle_memory(memory, processes, problems, name=target.shown.gpu.name)
-    shares = _shares(processes, settled.used_bytes, target.cuda_index, problems)
+    busy_ratio = None if shown.slice is not None else read_busy_ratio(mapped.gpu, problems)
+    memory = mapped.gpu.memory()
+    processes = read_processes(mapped.gpu, memory, problems)
+    settled = settle_memory(memory, processes, problems, name=shown.gpu.name)
+    shares = _shares(processes, settled.used_bytes, mapped.cuda_index, problems)
     return GpuReading(
-        nvml_index=target.shown.gpu.index,
-        cuda_index=target.cuda_index,
-        uuid=target.shown.uuid,
-        name=target.shown.gpu.name,
+        nvml_index=shown.gpu.index,
+        cuda_index=mapped.cuda_index,
+        uuid=shown.uuid,
+        name=shown.gpu.name,
         total_bytes=settled.total_bytes,
         used_bytes=settled.used_bytes,
         this_process_bytes=shares.this_process_bytes,
         mine_bytes=shares.mine_bytes,
         others_bytes=shares.others_bytes,
         busy_ratio=busy_ratio,
-        mapped_by=target.mapped_by,
-        problem=problems.told(),
+        mapped_by=mapped.mapped_by,
+        problem=problems.in_words(),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Who holds how much; None as soon as somebody may be there whom we cannot place."""
+    """How much memory each party holds; None if there may be a process with an unknown owner."""
 
     this_process_bytes: int | None = None
     mine_bytes: int | None = None
@@ -110,7 +108,7 @@ def _shares(
 ) -> Shares:
     if processes is None:
         return Shares()
-    held_bytes = held_by_torch(cuda_index)
+    held_bytes = reserved_bytes(cuda_index)
     processes = _find_myself(processes, held_bytes, problems)
     this_process = tuple(process for process in processes if _is_this_process(process))
     unknown = tuple(process for process in processes if process.owner == "unknown")
@@ -134,7 +132,7 @@ def _bytes_of(processes: tuple[Process, ...], *owners: Owner) -> int | None:
 def _is_somebody_hidden(
     processes: tuple[Process, ...], used_bytes: int | None, problems: Problems
 ) -> bool:
-    """Is memory taken that no process in the list holds?"""
+    """Return whether memory is in use that no listed process holds."""
     listed_bytes = sum_bytes(processes)
     if used_bytes is None or listed_bytes is None or used_bytes - listed_bytes <= NOBODYS_BYTES:
         return False
@@ -162,9 +160,9 @@ _RECOGNISED = "recognised by what torch holds"
 def _find_myself(
     processes: tuple[Process, ...], held_bytes: int, problems: Problems
 ) -> tuple[Process, ...]:
-    """Among PIDs of the host, the process that must be this one, if there is just one such.
+    """Mark this process in a list of host PIDs, if exactly one entry can be it.
 
-    It must hold what torch holds here, and a context beside it.
+    An entry can be it if it holds what torch holds here, plus the size of a CUDA context.
     """
     if not held_bytes or not pids_are_the_hosts():
         return processes

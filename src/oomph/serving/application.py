@@ -1,39 +1,159 @@
-"""Addresses -> answers. Nothing of an address ever reaches the file system.
+"""The machine, its runs and its plans -> answers to addresses.
+
+No part of an address ever reaches the file system.
 
 /                   the page                 /api/live        the machine, second by second
-/dashboard.js ...   what it is made of       /api/machine     the machine now
-/api/runs           runs that are kept       /api/runs/ID     the report on one of them
-/api/plans          plans that are served    /api/plans/NAME  one of them
+/dashboard.js ...   the page's files         /api/machine     the machine now
+/api/runs           recorded runs            /api/runs/ID     the report on one of them
+/api/plans          served plans             /api/plans/NAME  one of them
 /metrics            for Prometheus
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import threading
+import time
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from oomph.errors import OomphError
-from oomph.records.sighting import Past, Sighting
-from oomph.serving.answers import Kept
-from oomph.serving.feed import Feed
+from oomph import __version__
+from oomph.errors import OomphError, UsageError
+from oomph.explaining.diagnose import diagnose
+from oomph.monitoring.command import runs
+from oomph.monitoring.diary import directory_of, newest_first, this_host, this_user
+from oomph.monitoring.diary_reader import read_run, summarise
+from oomph.records.machine import Past, Sighting
+from oomph.records.stored import to_jsonable
+from oomph.sensing.live import Jobs
+from oomph.serving.feed import Feed, Hub, encoded, event
 from oomph.serving.guarding import Door, Guard
-from oomph.serving.stream import EventStream, Hub, event
+from oomph.showing.html_page import read_parts
+from oomph.showing.plan import plan_files, read_plan_file, summary_of
+from oomph.showing.report import report_data
+from oomph.showing.runs import how_it_went
+from oomph.showing.serve import as_frame, as_history, as_metrics
 
-Data = Mapping[str, Any]
+Data = Mapping[str, Any]  # can be written by `json`
+MAX_RUNS = 500
+_MAX_PLANS = 200
+
+
+# ---- what is served: the machine, its runs and its plans, as data ----
+
+
+class Content:
+    """What is served. An unknown name gives None; any method may raise OomphError or OSError."""
+
+    def __init__(
+        self,
+        plans: str | Path | None = None,
+        *,
+        shows_commands: bool = False,  # also other users'
+        per_process: bool = False,  # also in the metrics
+    ) -> None:
+        self._plans = None if plans is None else Path(plans)
+        if self._plans is not None and not self._plans.is_dir():
+            raise UsageError(
+                f"{self._plans} is not a directory", attempt="--plans with one that exists"
+            )
+        self._shows_commands, self._per_process = shows_commands, per_process
+        self._jobs = Jobs()
+        self.files = read_parts("dashboard", ("html", "js", "css", "svg"))  # by name
+
+    def frame(self, sighting: Sighting) -> Data:
+        on_gpus = (p for seen in sighting.gpus for p in seen.device.processes or ())
+        return as_frame(sighting, self._jobs.of(on_gpus), shows_commands=self._shows_commands)
+
+    def history(self, sighting: Sighting, past: Sequence[Past]) -> Data:
+        where = {"host": this_host(), "user": this_user(), "version": __version__}
+        return {**where, **as_history(sighting, past)}
+
+    def metrics(self, sighting: Sighting, num_viewers: int) -> bytes:
+        return as_metrics(sighting, num_viewers, per_process=self._per_process)
+
+    def runs(self) -> Data:
+        found = runs(last=MAX_RUNS)
+        listed = [{**to_jsonable(run), "path": None, "how": how_it_went(run)} for run in found]
+        num_runs = len(found) if len(found) < MAX_RUNS else sum(1 for _ in newest_first())
+        return {"runs": listed, "num_runs": num_runs}
+
+    def run(self, name: str) -> Data | None:
+        """Return the report on a run. It must be a listed run: the name is not used as a path."""
+        directory = directory_of(name)
+        summary = None if directory is None else summarise(directory)
+        if directory is None or summary is None:
+            return None
+        run = read_run(directory)
+        return {"state": summary.state, "page": report_data(diagnose(run), run)}
+
+    def plans(self) -> Data:
+        lines = [line for line in map(_plan_line, self._plan_files()) if line is not None]
+        return {"plans": lines, "is_served": self._plans is not None}
+
+    def plan(self, name: str) -> Data | None:
+        path = next((path for path in self._plan_files() if path.name == name), None)
+        return None if path is None else read_plan_file(path)
+
+    def _plan_files(self) -> list[Path]:
+        return plan_files(self._plans, _MAX_PLANS) if self._plans else []
+
+
+def _plan_line(path: Path) -> Data | None:
+    try:
+        return summary_of(path, read_plan_file(path))
+    except OomphError:  # not a plan: the directory may hold any files
+        return None
+
+
+# ---- costly answers: computed once for simultaneous requests, and cached for a moment ----
+# Reading a run of weeks takes a second of CPU. Fifty viewers who ask for it at once wait for the
+# first request; requests in the next seconds get the same answer.
+
+Answer = TypeVar("Answer")
+
+
+class Cache(Generic[Answer]):
+    """Cache the last few answers of a function, for `fresh_s` seconds each. Thread-safe."""
+
+    def __init__(self, fresh_s: float, most: int) -> None:
+        self._fresh_s = fresh_s
+        self._most = most
+        self._lock = threading.Lock()
+        self._answers: dict[Hashable, tuple[float, Answer]] = {}  # oldest first
+
+    def get(self, question: Hashable, make: Callable[[], Answer]) -> Answer:
+        """Return the answer, computed if not cached. One at a time, since they share the cores."""
+        with self._lock:
+            kept = self._answers.get(question)
+            if kept is not None and time.monotonic() - kept[0] < self._fresh_s:
+                return kept[1]
+            answer = make()
+            self._answers.pop(question, None)
+            self._answers[question] = (time.monotonic(), answer)
+            if len(self._answers) > self._most:
+                del self._answers[next(iter(self._answers))]
+            return answer
+
+
+# ---- addresses -> answers ----
+
+# Judgement: too short to notice.
 _LIST_FRESH_S = 2.0
-_ONE_FRESH_S = 3.0  # a run that goes on is written each second
-_MOST_KEPT = 8  # a report with its series has about a megabyte
+_ONE_FRESH_S = 3.0  # a run under way is written every second
+_MOST_CACHED = 8  # a report with its series has about a megabyte
 # prometheus.io/docs/instrumenting/exposition_formats
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+Endpoint = Callable[[Request], Awaitable[Response]]
+_STREAM = "text/event-stream"
+_STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # nginx would buffer
 _KINDS = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -42,41 +162,27 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
-    """What is served. None of an unknown name; any of these may raise OomphError."""
-
-    files: Mapping[str, bytes]  # by name: "dashboard.js"
-    frame: Callable[[Sighting], Data]
-    history: Callable[[Sighting, Sequence[Past]], Data]
-    metrics: Callable[[Sighting, int], bytes]  # with so many viewers
-    runs: Callable[[], Data]
-    run: Callable[[str], Data | None]
-    plans: Callable[[], Data]
-    plan: Callable[[str], Data | None]
-
-
 class Dashboard:
-    """One feed, one hub, and the application that shows them."""
+    """One feed, one hub, and the application that serves them."""
 
     def __init__(self, feed: Feed, content: Content, door: Door, most_viewers: int) -> None:
         self._feed = feed
         self._content = content
-        self._bodies: Kept[bytes | None] = Kept(_ONE_FRESH_S, _MOST_KEPT)
-        self._lists: Kept[bytes | None] = Kept(_LIST_FRESH_S, _MOST_KEPT)
+        self._bodies: Cache[bytes | None] = Cache(_ONE_FRESH_S, _MOST_CACHED)
+        self._lists: Cache[bytes | None] = Cache(_LIST_FRESH_S, _MOST_CACHED)
         self._greeting: tuple[int, bytes] = (-1, b"")
         self.hub = Hub(self._greet, most_viewers)
         guard = Middleware(Guard, door=door)
         self.application = Starlette(routes=self._routes(), middleware=[guard])
 
     def tick(self) -> None:
-        """Take what is new, and tell everybody."""
+        """Take the new spans, and send them to all viewers."""
         sighting = self._feed.look()
         if self.hub.num_viewers:
             self.hub.publish(event("now", self._content.frame(sighting)))
 
     def _greet(self) -> bytes:
-        """Past and present, encoded once for all who come within the same second."""
+        """Return history and present, encoded once for all who connect in the same second."""
         newest = self._feed.newest
         if self._greeting[0] != newest.number:
             history = event("history", self._content.history(newest, tuple(self._feed.history)))
@@ -84,10 +190,9 @@ class Dashboard:
         return self._greeting[1]
 
     def _routes(self) -> list[BaseRoute]:
-        files = [Route(f"/{name}", self._file(name)) for name in self._content.files]
         return [
             Route("/", self._file("dashboard.html")),
-            *files,
+            *(Route(f"/{name}", self._file(name)) for name in self._content.files),
             Route("/metrics", self._metrics),
             Route("/api/live", self._live),
             Route("/api/machine", self._machine),
@@ -97,7 +202,7 @@ class Dashboard:
             Route("/api/plans/{name}", self._named(self._content.plan)),
         ]
 
-    def _file(self, name: str) -> Callable[[Request], Any]:
+    def _file(self, name: str) -> Endpoint:
         body, kind = self._content.files[name], _KINDS[name.rpartition(".")[2]]
 
         async def answer(_: Request) -> Response:
@@ -105,25 +210,27 @@ class Dashboard:
 
         return answer
 
-    async def _live(self, _: Request) -> Any:
+    async def _live(self, request: Request) -> Response:
         if self.hub.is_full or self.hub.is_closed:
             return PlainTextResponse("oomph: too many viewers\n", status_code=503)
-        return EventStream(self.hub)
+        if request.method == "HEAD":
+            return Response(headers=_STREAM_HEADERS, media_type=_STREAM)
+        return StreamingResponse(self.hub.frames(), headers=_STREAM_HEADERS, media_type=_STREAM)
 
     async def _machine(self, _: Request) -> Response:
-        return _json(_encoded(self._content.frame(self._feed.newest)))
+        return _json(encoded(self._content.frame(self._feed.newest)))
 
     async def _metrics(self, _: Request) -> Response:
         body = self._content.metrics(self._feed.newest, self.hub.num_viewers)
         return Response(body, media_type=_EXPOSITION)
 
-    def _listed(self, make: Callable[[], Data]) -> Callable[[Request], Any]:
+    def _listed(self, make: Callable[[], Data]) -> Endpoint:
         async def answer(_: Request) -> Response:
             return await self._answer(self._lists, make, make)
 
         return answer
 
-    def _named(self, make: Callable[[str], Data | None]) -> Callable[[Request], Any]:
+    def _named(self, make: Callable[[str], Data | None]) -> Endpoint:
         async def answer(request: Request) -> Response:
             name: str = request.path_params["name"]
             return await self._answer(self._bodies, (make, name), lambda: make(name))
@@ -131,26 +238,23 @@ class Dashboard:
         return answer
 
     async def _answer(
-        self, kept: Kept[bytes | None], question: Any, make: Callable[[], Data | None]
+        self, cache: Cache[bytes | None], question: Hashable, make: Callable[[], Data | None]
     ) -> Response:
-        """In a thread: files are read. What cannot be read is told, and nothing else."""
+        """Answer in a thread, since files are read. An error names what cannot be read."""
+
+        def encode() -> bytes | None:
+            data = make()
+            return None if data is None else encoded(data)
+
         try:
-            body = await run_in_threadpool(kept.get, question, lambda: _encoded_if(make()))
+            body = await run_in_threadpool(cache.get, question, encode)
         except OomphError as error:
-            return _json(_encoded({"error": error.in_one_line()}), 500)
-        except OSError as error:  # a run that is being deleted, say
-            return _json(_encoded({"error": error.strerror or "it cannot be read"}), 500)
+            return _json(encoded({"error": error.in_one_line()}), 500)
+        except OSError as error:  # for example, a run that is being deleted
+            return _json(encoded({"error": error.strerror or "it cannot be read"}), 500)
         if body is None:
-            return _json(_encoded({"error": "there is nothing of this name"}), 404)
+            return _json(encoded({"error": "there is nothing of this name"}), 404)
         return _json(body)
-
-
-def _encoded(data: Data) -> bytes:
-    return json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _encoded_if(data: Data | None) -> bytes | None:
-    return None if data is None else _encoded(data)
 
 
 def _json(body: bytes, status: int = 200) -> Response:

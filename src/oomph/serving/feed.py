@@ -1,70 +1,53 @@
 """The sampler's spans -> a Sighting each second, a short history, and totals.
 
-One feed serves everybody: what it costs does not depend on how many look at it. It asks NVML
-nothing: it takes what the sampler's own thread has found, and never waits for it.
+One feed serves all viewers, so its cost does not depend on their number. It does not ask NVML: it
+takes what the sampler's thread has read, and never waits for it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from oomph.records.machine import Device, Machine
-from oomph.records.run import Event, GpuSpan, WatchedGpu
-from oomph.records.sighting import Past, SeenGpu, Sighting, Totals
+from oomph.records.machine import Device, Past, SeenGpu, Sighting, Totals
+from oomph.records.run import GpuSpan, WatchedGpu
+from oomph.sensing.sampling import Sampler
 
 HISTORY_S = 900  # one Sighting a second: fifteen minutes
-# Spans end once a second. One that is older than this is not of now: the GPU does not answer.
+# Spans end once a second. If the newest is older than this, the GPU does not answer.
 _OLD_S = 3.0
 _MOST_NOTES = 20
 Number = TypeVar("Number", int, float)
 
 
-class Found(Protocol):
-    """What a sampler has found since the last time."""
-
-    @property
-    def spans(self) -> tuple[GpuSpan, ...]: ...
-    @property
-    def events(self) -> tuple[Event, ...]: ...
-
-
-class Source(Protocol):
-    """A sampler: none of this waits."""
-
-    @property
-    def clock(self) -> Callable[[], float]: ...
-    def take(self) -> Found: ...
-    def gpus(self) -> tuple[WatchedGpu, ...]: ...
-    def machine(self) -> Machine: ...
-
-
 class Feed:
-    """The machine, as it is now and as it was in the last quarter of an hour."""
+    """The machine now, and its last quarter of an hour."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
         self._spans: dict[int, GpuSpan] = {}
         self._totals: dict[int, Totals] = {}
-        self._notes: dict[str, None] = {}  # each once, in their order
+        self._notes: dict[str, None] = {}  # each once, in order
         self._num_looks = 0
         self.history: deque[Past] = deque(maxlen=HISTORY_S)
         self.newest = self.look()
 
     def look(self) -> Sighting:
-        """Take what is new."""
-        found = self._source.take()
-        for event in found.events:
+        """Take the sampler's new spans."""
+        taken = self._sampler.take()
+        for event in taken.events:
             if event.kind == "warning" and len(self._notes) < _MOST_NOTES:
                 self._notes[event.text] = None
-        for span in found.spans:
+        for span in taken.spans:
             self._spans[span.gpu] = span
             self._totals[span.gpu] = added(self._totals.get(span.gpu, Totals()), span)
-        machine = self._source.machine()
-        # Both are in the order of the sampler's GPUs.
-        pairs = zip(self._source.gpus(), _parts(machine.gpus), strict=False)
+        machine = self._sampler.machine()
+        # Both are in the sampler's GPU order.
+        pairs = zip(self._sampler.gpus(), _parts(machine.gpus), strict=False)
         self.newest = Sighting(
             number=self._num_looks,
             at=time.time(),
@@ -78,7 +61,7 @@ class Feed:
 
     def _seen(self, place: int, gpu: WatchedGpu, device: Device) -> SeenGpu:
         span = self._spans.get(place)
-        is_old = span is None or self._source.clock() - span.ended_s > _OLD_S
+        is_old = span is None or self._sampler.clock() - span.ended_s > _OLD_S
         return SeenGpu(
             watched=gpu,
             device=device,
@@ -88,7 +71,7 @@ class Feed:
 
 
 def added(totals: Totals, span: GpuSpan) -> Totals:
-    """The totals with one more span."""
+    """Return the totals with one more span."""
     lasted_s = max(span.ended_s - span.began_s, 0.0)
     throttled_s = dict(totals.throttled_s)
     for cause in span.throttled_by:
@@ -116,7 +99,7 @@ def _sum(total: Number | None, more: Number | None) -> Number | None:
 
 
 def _parts(devices: Sequence[Device]) -> list[Device]:
-    """Each GPU, or the slices that it is cut into: as they are sampled."""
+    """Return each GPU or, if it is divided, its slices: as they are sampled."""
     return [part for device in devices for part in device.slices or (device,)]
 
 
@@ -128,3 +111,72 @@ def _remembered(sighting: Sighting) -> Past:
         busy_ratios=tuple(span.busy_ratio if span else None for span in spans),
         power_w=tuple(span.power_w if span else None for span in spans),
     )
+
+
+# ---- frames -> server-sent events, for any number of viewers ----
+# A frame is encoded once and sent to all viewers. There are no queues: a slow viewer gets the
+# newest frame when there is room again, and misses those in between. A viewer that reads nothing at
+# all is disconnected by server.py.
+
+# A periodic comment line shows each side whether the other is gone; browsers send nothing.
+_ALIVE_S = 15.0
+_AGAIN_MS = 2000  # when a browser that lost the stream reconnects
+
+
+def encoded(data: Mapping[str, Any]) -> bytes:
+    """Return the data as JSON in ASCII: a command line may hold bytes that are not UTF-8."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
+
+
+def event(name: str, data: Mapping[str, Any]) -> bytes:
+    """Encode one event. `json` writes no line breaks, which would end the event early."""
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), encoded(data))
+
+
+class Hub:
+    """The newest frame, and the viewers waiting for the next. Lives in one event loop."""
+
+    def __init__(self, greet: Callable[[], bytes], most: int) -> None:
+        self._greet = greet  # the first message to a new viewer
+        self._most = most
+        self._frame = b""
+        self._bells: set[asyncio.Event] = set()
+        self.is_closed = False
+
+    @property
+    def num_viewers(self) -> int:
+        return len(self._bells)
+
+    @property
+    def is_full(self) -> bool:
+        return self.num_viewers >= self._most
+
+    def publish(self, frame: bytes) -> None:
+        self._frame = frame
+        self._ring()
+
+    def close(self) -> None:
+        """Disconnect every viewer."""
+        self.is_closed = True
+        self._ring()
+
+    def _ring(self) -> None:
+        for bell in self._bells:
+            bell.set()
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """Yield the greeting, then the newest frame whenever there is a new one."""
+        bell = asyncio.Event()
+        self._bells.add(bell)
+        try:
+            yield f"retry: {_AGAIN_MS}\n\n".encode() + self._greet()
+            while not self.is_closed:
+                try:
+                    await asyncio.wait_for(bell.wait(), _ALIVE_S)
+                except asyncio.TimeoutError:
+                    yield b":\n\n"
+                    continue
+                bell.clear()
+                yield self._frame
+        finally:
+            self._bells.discard(bell)

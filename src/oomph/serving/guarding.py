@@ -1,28 +1,79 @@
-"""Who is answered, and who is not; and what every answer says to the browser.
+"""Decide which requests are answered, and set the security headers of every answer.
 
-On this machine alone (127.0.0.1): a request that names another host is refused, or a page of the
-internet could point its own name here and read what is answered (DNS rebinding); and so is a
-request of another user of this machine. With a token: a request without it is refused.
+When serving this machine alone (127.0.0.1), refuse a request for another host name (otherwise a web
+page could point its own name here and read the answers: DNS rebinding), and refuse other users of
+this machine. With a token, refuse requests without it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import os
+import socket
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from oomph.serving.peers import is_own
+# ---- a connection from this machine -> the user at its other end ----
+# Every logged-in user can reach 127.0.0.1, but a command line or a run may hold its user's secrets.
+# The kernel knows who opened a socket: /proc/net/tcp has a line for each, with its user.
+# Limits: Linux. If the line is not found, the request is refused.
 
-_MOST_ADDRESS_BYTES = 1024  # of path and query: the longest that a page asks for has 200
+_ROOT = 0
+# The kernel prints the table page by page; a socket can be missed while others come and go.
+_LOOKS = 5
+_TABLES = {socket.AF_INET: "/proc/net/tcp", socket.AF_INET6: "/proc/net/tcp6"}
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="ascii")
+
+
+def is_own(client: tuple[str, int], server: tuple[str, int]) -> bool:
+    """Return whether the client is this user, or root, who can read everything anyway."""
+    return user_of(client, server) in (os.geteuid(), _ROOT)
+
+
+def user_of(
+    client: tuple[str, int], server: tuple[str, int], read: Callable[[str], str] = _read
+) -> int | None:
+    """Return the uid of the user whose socket is at `client`, connected to `server`."""
+    family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
+    wanted = [_as_listed(family, *client), _as_listed(family, *server)]
+    for _ in range(_LOOKS):
+        try:
+            lines = read(_TABLES[family]).splitlines()[1:]
+        except OSError:
+            return None
+        # sl, local and remote address, state, queues, timer, retransmits, uid: proc_net_tcp.rst
+        found = (line.split() for line in lines)
+        users = {int(words[7]) for words in found if words[1:3] == wanted}
+        if users:
+            return users.pop() if len(users) == 1 else None
+    return None
+
+
+def _as_listed(family: socket.AddressFamily, host: str, port: int) -> str:
+    """Format an address as the kernel does: words of four bytes, in the machine's byte order."""
+    packed = socket.inet_pton(family, host.partition("%")[0])
+    words = [packed[at : at + 4] for at in range(0, len(packed), 4)]
+    if sys.byteorder == "little":
+        words = [word[::-1] for word in words]
+    return f"{b''.join(words).hex().upper()}:{port:04X}"
+
+
+_MOST_ADDRESS_BYTES = 1024  # path and query: the longest that a page asks for has 200
 _MONTH_S = 30 * 24 * 3600
-# For machines that scrape, and without a command line: whoever is on this machine may read it, as
-# they may ask NVML.
+# For scrapers, and without command lines: anybody on this machine may read it, just as they may
+# ask NVML.
 _OF_THE_MACHINE = ("/metrics",)
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _POLICY = (
@@ -41,15 +92,15 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Where the server is reached, and by whom."""
+    """Where the server is reachable, and for whom."""
 
-    host: str  # as it was asked for
-    is_local: bool  # only from this machine
-    token: str | None  # None: this user alone
+    host: str  # as requested
+    is_local: bool  # reachable only from this machine
+    token: str | None  # None: only this user
 
 
 class Guard:
-    """Stands before an application: what it refuses never reaches it."""
+    """Wrap an application; refused requests never reach it."""
 
     def __init__(self, app: ASGIApp, door: Door) -> None:
         self._app = app
@@ -68,7 +119,7 @@ class Guard:
         await (refusal or self._app)(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """The answer to those who are not let in; None: they are."""
+        """Return the refusal to send; None if the request is allowed."""
         if scope["method"] not in ("GET", "HEAD"):
             return _refused(405, "nothing can be changed here")
         if len(scope["raw_path"]) + len(scope["query_string"]) > _MOST_ADDRESS_BYTES:
@@ -84,14 +135,14 @@ class Guard:
         return _refused(403, "this is another user's: oomph serve --token would let you in")
 
     def _is_named(self, scope: Scope) -> bool:
-        """By the name of this machine to itself, whatever the port: a tunnel may have another."""
+        """Return whether the host is this machine, on any port: a tunnel may use another."""
         host = Headers(scope=scope).get("host", "").lower()
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         return name in _LOCAL_NAMES or name == self._door.host.lower()
 
 
 def _is_of_another_page(scope: Scope) -> bool:
-    """Asked by a page of another site, which cannot read it; a link that leads here is fine."""
+    """Return whether another site's page sent the request; following a link here is allowed."""
     headers = Headers(scope=scope)
     is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
     return is_foreign and headers.get("sec-fetch-mode") != "navigate"
@@ -119,7 +170,7 @@ def _check_token(scope: Scope, token: str) -> Response | None:
 
 
 def _remember(scope: Scope, token: str, query: list[tuple[str, str]]) -> Response:
-    """The same address without the token, which would stay in histories and on screens."""
+    """Redirect to the address without the token, which would stay in histories and on screens."""
     last = scope["path"].rpartition("/")[2]
     address = f"./{last}" if not query else f"./{last}?{urlencode(query)}"
     answer = RedirectResponse(address, status_code=303)
@@ -128,7 +179,7 @@ def _remember(scope: Scope, token: str, query: list[tuple[str, str]]) -> Respons
 
 
 def _cookie_name(token: str) -> str:
-    """Cookies do not know ports: two servers on a machine must not take each other's."""
+    """Name the cookie by token: cookies ignore ports, and two servers must not share one."""
     return f"oomph-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
 
@@ -141,7 +192,7 @@ def _cookie(header: str, token: str) -> str:
 
 
 def _is_same(given: str, token: str) -> bool:
-    """In a time that does not tell how much of it is right."""
+    """Compare in constant time, so that timing reveals nothing about the token."""
     return hmac.compare_digest(given.encode(), token.encode())
 
 

@@ -1,1 +1,1 @@
-"""Records -> terminal. Decides nothing."""
+"""Records -> terminal, HTML pages, Prometheus. Views decide nothing."""

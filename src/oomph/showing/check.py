@@ -27,7 +27,7 @@ _INDENT = 2
 
 
 def print_checks(checks: Checks) -> None:
-    """All checks on the terminal."""
+    """Print all checks."""
     console = new_console()
     for name, check in checks:
         print_prose(console, f"{name} {check.verdict}: {check.conclusion}", _STYLES[check.verdict])
@@ -53,7 +53,7 @@ def _confidence(check: Check) -> str:
 
 
 def _figures(check: Check) -> str:
-    """The evidence, in one line."""
+    """Return the evidence, in one line."""
     if isinstance(check, AccumulationCheck):
         return _of_accumulation(check)
     if isinstance(check, PrecisionCheck):
@@ -68,9 +68,9 @@ def _of_accumulation(check: AccumulationCheck) -> str:
         return ""
     pieces = " + ".join(map(str, check.piece_sizes))
     weights = ", ".join(f"{weight:.4g}" for weight in check.weights)
-    told = f", with the weights {weights}" if weights else ", with the best weights"
+    by_weights = f", with the weights {weights}" if weights else ", with the best weights"
     return (
-        f"pieces of {pieces}{told}, are off by {check.residual_ratio:.1g}; each divided by"
+        f"pieces of {pieces}{by_weights}, are off by {check.residual_ratio:.1g}; each divided by"
         f" {len(check.piece_sizes)}, by {check.divided_ratio:.1g}"
     )
 

@@ -1,7 +1,7 @@
-"""Data -> one HTML file that needs no network: a page of `web/`, with its data put into it.
+"""Data -> one HTML file that needs no network: a page of `web/` with its data inserted.
 
-The pages lie in `page/`: `make web` builds them from `web/`, git and the wheel carry them. Whatever
-a model, a command or a user is called, it arrives as data: none of it is read as HTML or as code.
+The pages are in `page/`: `make web` builds them from `web/`; git and the wheel contain them. Names
+of models, commands and users are inserted as data and never read as HTML or code.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from oomph.errors import OomphError
 from oomph.store import check_writable, write_whole
 
 PAGES = Path(__file__).with_name("page")
-_DATA = '"the data of this page"'  # a JSON string, where the data comes
-_WORDS = "the words of this page"  # where the text comes that is shown without JavaScript
-# A browser ends a script at "</" and reads "<!--" inside it, whatever JSON says.
+_DATA = '"the data of this page"'  # a JSON string, replaced by the data
+_WORDS = "the words of this page"  # replaced by the text shown without JavaScript
+# A browser ends a script at "</" and interprets "<!--" inside it, regardless of JSON.
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
 def check_page(name: str, path: Path | str) -> None:
     """Raise OomphError if the page of that name could not be written to `path`.
 
-    Asked before the work that fills the page, which may take minutes.
+    Call it before the work that fills the page, which may take minutes.
     """
     _built(name)
     check_writable(path)
@@ -32,16 +32,16 @@ def check_page(name: str, path: Path | str) -> None:
 def write_page(
     name: str, data: Mapping[str, Any], path: Path | str, *, words: str | None = None
 ) -> None:
-    """Write the page of that name, whole or not at all; `words` are its text without JavaScript."""
+    """Write the page, completely or not at all; `words` is its text without JavaScript."""
     page = _built(name)
-    if words is not None:  # first: escaped, they cannot look like the place of the data
+    if words is not None:  # first: once escaped, the words cannot contain the data's placeholder
         page = _put(page, _WORDS, _as_text(words), name)
     page = _put(page, _DATA, _as_script(data), name)
     write_whole(path, page)
 
 
 def read_parts(name: str, endings: Sequence[str]) -> dict[str, bytes]:
-    """The files of a page that is served in parts, by their names. Raises OomphError."""
+    """Return the files of a page that is served in parts, by name. Raises OomphError."""
     try:
         return {f"{name}.{end}": (PAGES / f"{name}.{end}").read_bytes() for end in endings}
     except OSError as error:
@@ -60,7 +60,7 @@ def _as_script(data: Mapping[str, Any]) -> str:
 def _as_text(words: str) -> str:
     import html
 
-    return html.escape(words.encode("utf-8", "replace").decode("utf-8"))  # a lone surrogate
+    return html.escape(words.encode("utf-8", "replace").decode("utf-8"))  # for lone surrogates
 
 
 def _put(page: str, place: str, content: str, name: str) -> str:

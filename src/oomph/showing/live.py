@@ -1,50 +1,232 @@
 """Look, histories, View -> the lines of one frame of the live view. Pure.
 
-From top to bottom: what there is and when, what is wrong, the GPUs, the processes, the keys. The
-middle scrolls. No line is wider than the terminal, and there are never more than fit.
+From top to bottom: the machine and the time, problems, the GPUs, the processes, the keys. The
+middle scrolls. Lines never exceed the terminal's width, nor their number its height.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from oomph.records.live import Look
-from oomph.records.machine import Device
-from oomph.showing.cells import Glyphs, Line, Piece, fit, wrap
-from oomph.showing.gpu_row import Row, rows_of
-from oomph.showing.live_groups import group_lines, groups_of, members_of
-from oomph.showing.live_history import Histories
-from oomph.showing.live_table import Table, table_lines
-from oomph.showing.live_view import KEYS, View
-from oomph.showing.safe import printable
+from oomph.records.machine import Device, Job, Look, Owner, Process
+from oomph.showing.gpus import (
+    MINE,
+    OWNER_STYLES,
+    Row,
+    Table,
+    bar_legend,
+    provenance,
+    rows_of,
+    table_lines,
+)
+from oomph.showing.live_view import KEYS, Filter, Histories, Sort, View
+from oomph.showing.terminal import Column, Glyphs, Line, Piece, fit, fitting, lines, printable, wrap
+from oomph.units import format_duration, format_gib
 
-_MINE = ("this-run", "mine")
+# ---- processes, grouped by run -------------------------------------------------------------------
+# What belongs together: the same run of oomph, else the workers of the same launcher, else a
+# process and its children on a GPU (a script that starts the other ranks itself).
+
+_LEAST_FOR_COMMANDS = 14  # columns left for command lines
+_MOST_NAME = 12  # characters of a user name
+_MOST_COMMAND = 400  # characters of a command line: more than any terminal shows
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process on one GPU, and its job."""
+
+    label: str  # of the GPU
+    process: Process
+    job: Job | None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Processes that belong together; a single one is a group of its own."""
+
+    members: tuple[Member, ...]
+
+    @property
+    def first(self) -> Process:
+        return self.members[0].process
+
+    @property
+    def used_bytes(self) -> int | None:
+        known = [m.process.used_bytes for m in self.members if m.process.used_bytes is not None]
+        return sum(known) if len(known) == len(self.members) else None
+
+    @property
+    def started_at(self) -> float | None:
+        return min(
+            (m.process.started_at for m in self.members if m.process.started_at is not None),
+            default=None,
+        )
+
+    @property
+    def has_heading(self) -> bool:
+        return len(self.members) > 1
+
+
+def members_of(rows: Iterable[Row], jobs: Sequence[Job], *, only_mine: bool) -> list[Member]:
+    """Return all processes on these GPUs; for a divided GPU, by slice."""
+    by_pid = {job.pid: job for job in jobs}
+    return [
+        Member(row.label, process, by_pid.get(process.pid))
+        for row in rows
+        for process in (() if row.device.slices else row.device.processes or ())
+        if not only_mine or process.owner in MINE
+    ]
+
+
+def groups_of(members: Iterable[Member], sort: Sort) -> list[Group]:
+    """Group and sort the processes. Within a group, sort by rank, then by GPU."""
+    members = list(members)
+    pids = {member.process.pid for member in members}
+    together: dict[object, list[Member]] = {}
+    for member in members:
+        together.setdefault(_key(member, pids), []).append(member)
+    groups = [Group(tuple(sorted(part, key=_rank))) for part in together.values()]
+    if sort == "memory":
+        groups.sort(key=lambda group: -(group.used_bytes or 0))
+    elif sort == "user":
+        groups.sort(key=lambda group: (_OWNERS.index(group.first.owner), group.first.user or "~"))
+    elif sort == "newest":
+        groups.sort(key=lambda group: -(group.started_at or 0))
+    return groups  # in order of appearance: by GPU
+
+
+_OWNERS: tuple[Owner, ...] = ("this-run", "mine", "others", "unknown")
+
+
+def _key(member: Member, pids: set[int]) -> object:
+    job, process = member.job, member.process
+    if job and job.run_id:
+        return "run", process.user, job.run_id
+    if job and job.launcher_pid:
+        return "launcher", process.user, job.launcher_pid
+    is_childs = job is not None and job.parent_pid in pids
+    return "process", job.parent_pid if job and is_childs else process.pid
+
+
+def _rank(member: Member) -> tuple[int, str]:
+    job = member.job
+    return (job.rank if job and job.rank is not None else 1 << 30), member.label
+
+
+# ---- lines -------------------------------------------------------------------------------------
+
+_Entry = tuple[Line, str, str, str, str, str, Line]  # who, user, GPU, PID, GiB, for, what
+
+
+def group_lines(groups: Sequence[Group], now: float, width: int) -> list[Line]:
+    """Return the heading, then each group and its members."""
+    entries = [entry for group in groups for entry in _entries(group, now)]
+    if not entries:
+        return []
+    who, user, gpu, pid, gib, age, what = zip(*entries, strict=True)
+    figures = [
+        Column("who", who, align="<"),
+        Column("user", user, keep=4, align="<"),
+        Column("GPU", gpu, keep=5),
+        Column("PID", pid, keep=3),
+        Column("GiB", gib),
+        Column("for", age, keep=2),
+    ]
+    kept = fitting(figures, max(width - _LEAST_FOR_COMMANDS, 1))
+    return lines([*kept, Column("what", what, align="<")])
+
+
+def _entries(group: Group, now: float) -> list[_Entry]:
+    first = group.first
+    num_processes = len({member.process.pid for member in group.members})
+    entry: _Entry = (
+        [(first.owner, OWNER_STYLES[first.owner])],
+        printable(first.user or "?")[:_MOST_NAME],
+        _labels(group),
+        f"({num_processes})" if group.has_heading else str(first.pid),
+        _gib(group.used_bytes),
+        "" if group.started_at is None else format_duration(now - group.started_at),
+        [*_titles(group), (_command(first), "")],
+    )
+    return [entry, *(_within(member, group) for member in group.members if group.has_heading)]
+
+
+def _within(member: Member, group: Group) -> _Entry:
+    process = member.process
+    is_in_heading = process.command == group.first.command
+    what = _rank_of(member.job) or ("" if is_in_heading else _command(process))
+    return [], "", member.label, str(process.pid), _gib(process.used_bytes), "", [(what, "dim")]
+
+
+def _rank_of(job: Job | None) -> str:
+    if job is None or job.rank is None:
+        return ""
+    return f"rank {job.rank}" + ("" if job.world_size is None else f" of {job.world_size}")
+
+
+def _titles(group: Group) -> list[Piece]:
+    job = group.members[0].job
+    pieces: list[Piece] = []
+    if job and job.launcher:
+        pieces.append((f"{job.launcher} ", "cyan"))
+    if job and job.run_id:
+        pieces.append((f"run {printable(job.run_id)[:24]} ", "cyan"))
+    if job and job.rank is not None and not group.has_heading:
+        pieces.append((f"rank {job.rank} ", "cyan"))
+    return pieces
+
+
+def _labels(group: Group) -> str:
+    """
+    >>> _labels(Group(tuple(Member(label, None, None) for label in ("0", "1", "2", "5"))))
+    '0-2,5'
+    """
+    labels = list(dict.fromkeys(member.label for member in group.members))
+    if not all(label.isdecimal() for label in labels):
+        return ",".join(labels)
+    spans: list[list[int]] = []
+    for index in sorted(map(int, labels)):
+        if spans and index == spans[-1][-1] + 1:
+            spans[-1].append(index)
+        else:
+            spans.append([index])
+    return ",".join(f"{span[0]}-{span[-1]}" if span[1:] else str(span[0]) for span in spans)
+
+
+def _gib(used_bytes: int | None) -> str:
+    return "?" if used_bytes is None else format_gib(used_bytes)
+
+
+def _command(process: Process) -> str:
+    command = printable((process.command or process.note or "?")[:_MOST_COMMAND])
+    return f"{command} (graphics)" if process.kind == "graphics" else command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """All that one frame is drawn from."""
+    """The data one frame is drawn from."""
 
     look: Look | None  # None: the driver has not answered yet
     histories: Histories
     view: View
     interval_s: float
     glyphs: Glyphs
-    silent_s: float = 0.0  # how long the first answer has been waited for, if that is long
+    silent_s: float = 0.0  # how long the first answer has been missing, if that is long
     hears_keys: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
     lines: Sequence[Line]
-    scroll: int  # as far as it could be done
-    page: int  # how many lines of the middle are shown
+    scroll: int  # as far as possible
+    page: int  # visible lines of the middle
 
 
 def draw(frame: Frame, width: int, height: int) -> Drawn:
-    """The frame for a terminal of that size."""
+    """Draw the frame for a terminal of that size."""
     top, middle, bottom = _top(frame, width), _middle(frame, width), [_keys(frame, width)]
     if height < 6:  # every line counts
         top, bottom = top[:1] if height > 2 else [], []
@@ -59,12 +241,12 @@ def draw(frame: Frame, width: int, height: int) -> Drawn:
 
 
 def draw_once(frame: Frame, width: int) -> list[Line]:
-    """One look, as long as it is: for --once, and for what is no terminal."""
+    """Draw one look at full length: for --once, and if the output is not a terminal."""
     lines = [*_top(frame, width), *_middle(frame, width)]
     return [fit(line, width, frame.glyphs.more) for line in lines]
 
 
-# ---- above -------------------------------------------------------------------------------------
+# ---- top ---------------------------------------------------------------------------------------
 
 
 def _top(frame: Frame, width: int) -> list[Line]:
@@ -72,23 +254,26 @@ def _top(frame: Frame, width: int) -> list[Line]:
     if look is None:
         waited = f" for {frame.silent_s:.0f} s, without an answer" if frame.silent_s else ""
         return [[(f"asking the driver{waited}", "bold")]]
-    told: list[Piece] = [("paused", "reverse"), ("  ", "")] if frame.view.is_paused else []
+    pieces: list[Piece] = [("paused", "reverse"), ("  ", "")] if frame.view.is_paused else []
     if look.machine.gpus:  # else "0 GPUs" would claim to know
-        told += [(_counted(look), "bold"), ("  ", "")]
-    told.append((time.strftime("%H:%M:%S", time.localtime(look.at)), ""))
-    told.append((_driver(look), "dim"))
-    return [told, *_prose(look.machine.problem or "", width, "bold red")]
+        pieces += [(_counted(look), "bold"), ("  ", "")]
+    pieces.append((time.strftime("%H:%M:%S", time.localtime(look.at)), ""))
+    pieces += [("  ", ""), (provenance(look.machine), "dim")]
+    return [pieces, *_prose(look.machine.problem or "", width, "bold red")]
 
 
 def _counted(look: Look) -> str:
-    """How many there are, and whose."""
+    """Return how many GPUs there are, and whose."""
     machine = look.machine
     devices = [row.device for row in rows_of(machine) if not row.device.slices]
     counts = {
-        "mine": sum(_is_mine(device) for device in devices),
-        "others'": sum(_is_others(device) for device in devices),
+        "mine": sum(_has_process_of(device, MINE) for device in devices),
+        "others'": sum(_has_process_of(device, ("others",)) for device in devices),
         "free": sum(device.is_free is True for device in devices),
-        "unknown": sum(_is_unknown(device) for device in devices),
+        "unknown": sum(
+            device.is_free is not True and not _has_process_of(device, (*MINE, "others"))
+            for device in devices
+        ),
     }
     gpus = f"{len(machine.gpus)} GPU{'s' * (len(machine.gpus) != 1)}"
     if any(gpu.slices for gpu in machine.gpus):
@@ -97,27 +282,11 @@ def _counted(look: Look) -> str:
     return f"{gpus}: {whose}" if whose else gpus
 
 
-def _driver(look: Look) -> str:
-    version = look.machine.driver_version
-    if look.machine.emulated:
-        return "  emulated: neither the GPUs nor the processes exist"
-    return f"  driver {printable(version)}" if version else ""
+def _has_process_of(device: Device, owners: tuple[Owner, ...]) -> bool:
+    return any(process.owner in owners for process in device.processes or ())
 
 
-def _is_mine(device: Device) -> bool:
-    return any(process.owner in _MINE for process in device.processes or ())
-
-
-def _is_others(device: Device) -> bool:
-    return any(process.owner == "others" for process in device.processes or ())
-
-
-def _is_unknown(device: Device) -> bool:
-    is_placed = _is_mine(device) or _is_others(device)
-    return not is_placed and device.is_free is not True
-
-
-# ---- in the middle -----------------------------------------------------------------------------
+# ---- middle ------------------------------------------------------------------------------------
 
 
 def _middle(frame: Frame, width: int) -> list[Line]:
@@ -148,26 +317,28 @@ _NOTHING = {
 
 
 def _rows(look: Look, view: View) -> list[Row]:
-    """The GPUs and slices that are wanted."""
+    """Return the GPUs and slices that pass the filter."""
     rows = list(rows_of(look.machine))
     if view.filter == "mine":
-        return [row for row in rows if _is_mine(row.device)]
+        return [row for row in rows if _has_process_of(row.device, MINE)]
     if view.filter == "visible" and look.visible is not None:
-        places = {uuid: i for i, uuid in enumerate(look.visible)}
+        places = {uuid: i for i, uuid in enumerate(look.visible) if uuid}
         shown = [row for row in rows if row.device.uuid in places]
         return sorted(shown, key=lambda row: places[row.device.uuid or ""])
     return rows
 
 
 def _table(frame: Frame, look: Look, rows: Sequence[Row]) -> Table:
+    pace = frame.view.looks_per_cell
     return Table(
         rows=rows,
-        histories=frame.histories,
-        looks_per_cell=frame.view.looks_per_cell,
-        interval_s=frame.interval_s,
-        cuda_indices={uuid: i for i, uuid in enumerate(look.visible or ())},
-        sm_active_ratios=look.sm_active_ratios,
         glyphs=frame.glyphs,
+        names_users=True,
+        cuda_indices={uuid: i for i, uuid in enumerate(look.visible or ()) if uuid},
+        sm_active_ratios=look.sm_active_ratios,
+        busy={uuid: track.cells(pace) for uuid, track in frame.histories.busy.items()},
+        full={uuid: track.cells(pace) for uuid, track in frame.histories.full.items()},
+        cell_s=frame.interval_s * pace,
     )
 
 
@@ -176,11 +347,9 @@ def _prose(text: str, width: int, style: str) -> list[Line]:
 
 
 def _help(frame: Frame) -> list[Line]:
-    lines: list[Line] = [[("keys", "bold")], *map(_explained, KEYS)]
-    bar = frame.glyphs.bar
-    parts = {"mine": "mine", "others": "others'", "rest": "taken, no owner known", "free": "free"}
-    memory = "  ".join(f"{bar[part]} {whose}" for part, whose in parts.items())
-    return [*lines, [], [("figures", "bold")], *map(_explained, (("memory", memory), *_LEGEND))]
+    figures = (("memory", bar_legend(frame.glyphs)), *_LEGEND)
+    keys: list[Line] = [[("keys", "bold")], *map(_explained, KEYS)]
+    return [*keys, [], [("figures", "bold")], *map(_explained, figures)]
 
 
 def _explained(entry: tuple[str, str]) -> Line:
@@ -193,18 +362,18 @@ _LEGEND = (
     ("SM active", "how many of its multiprocessors worked, over the time: Hopper and later"),
     ("mine", "of this user"),
     ("others", "of other users"),
-    ("unknown", "nobody can tell: a container with PIDs of its own, say"),
+    ("unknown", "owner unknown, for example in a container with its own PIDs"),
 )
 
 
-# ---- below -------------------------------------------------------------------------------------
+# ---- bottom ------------------------------------------------------------------------------------
 
 
 def _keys(frame: Frame, width: int) -> Line:
     if not frame.hears_keys:
         return [("standard input is no terminal: no keys; Ctrl-C quits", "dim")]
     view = frame.view
-    told = [
+    keys = [
         ("q", "quit"),
         ("f", view.filter),
         ("s", f"by {view.sort}"),
@@ -213,8 +382,8 @@ def _keys(frame: Frame, width: int) -> Line:
         ("t", "time span"),
     ]
     pieces: list[tuple[str, str]] = []
-    left = width - 12  # where the place in the list is told
-    for key, what in told:
+    left = width - 12  # leaves room for the scroll position
+    for key, what in keys:
         left -= len(f"{key} {what}  ")
         if left >= 0:
             pieces += [(key, "bold"), (f" {what}  ", "dim")]
@@ -222,7 +391,14 @@ def _keys(frame: Frame, width: int) -> Line:
 
 
 def _with_place(line: Line, scroll: int, page: int, num_lines: int) -> Line:
-    """Where in the middle we are, if not all of it is shown."""
+    """Add the scroll position, if not all lines are visible."""
     if num_lines <= page:
         return line
     return [*line, (f"{scroll + 1}-{scroll + page}/{num_lines}", "reverse")]
+
+
+def lines_of(look: Look, *, filter: Filter, glyphs: Glyphs, width: int) -> list[Line]:  # noqa: A002
+    """Return one look as lines of text."""
+    view = View(filter=filter)
+    frame = Frame(look=look, histories=Histories(), view=view, interval_s=1.0, glyphs=glyphs)
+    return draw_once(frame, width)

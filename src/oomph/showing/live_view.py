@@ -1,13 +1,74 @@
-"""Keys -> View: what the person at the keyboard wants to see. Pure."""
+"""Keys -> View: what the live view shows; and the history that it draws. Pure."""
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, get_args
 
-from oomph.showing.live_history import LOOKS_PER_CELL
+from oomph.records.machine import Device, Machine
+from oomph.showing.gpus import rows_of
+
+# ---- history for the sparklines ------------------------------------------------------------------
+# Kept at three resolutions at once (a cell of a sparkline is 1, 10 or 60 looks), each with a fixed
+# number of cells, so a view that stays open for weeks stays small.
+
+LOOKS_PER_CELL = (1, 10, 60)
+_MOST_CELLS = 64
+
+
+class Track:
+    """One figure of one GPU over time: the mean of the looks in each cell."""
+
+    def __init__(self) -> None:
+        self._cells: dict[int, deque[float | None]] = {
+            pace: deque(maxlen=_MOST_CELLS) for pace in LOOKS_PER_CELL
+        }
+        self._open: dict[int, list[float]] = {pace: [] for pace in LOOKS_PER_CELL}
+        self._num_looks = 0
+
+    def add(self, ratio: float | None) -> None:
+        """Add a value; None: unknown."""
+        for pace, cells in self._cells.items():
+            known = self._open[pace]
+            if self._num_looks % pace == 0:
+                known.clear()
+                cells.append(None)
+            if ratio is not None:
+                known.append(ratio)
+                cells[-1] = sum(known) / len(known)
+        self._num_looks += 1
+
+    def cells(self, pace: int) -> Sequence[float | None]:
+        return tuple(self._cells[pace])
+
+
+class Histories:
+    """The tracks of all GPUs and slices, by UUID."""
+
+    def __init__(self) -> None:
+        self.busy: dict[str, Track] = {}
+        self.full: dict[str, Track] = {}
+
+    def add(self, machine: Machine) -> None:
+        """Add one look."""
+        devices = {row.device.uuid: row.device for row in rows_of(machine) if row.device.uuid}
+        for uuid in devices:
+            self.busy.setdefault(uuid, Track())
+            self.full.setdefault(uuid, Track())
+        for uuid, busy in self.busy.items():
+            device = devices.get(uuid)  # None: it is lost
+            busy.add(device.busy_ratio if device else None)
+            self.full[uuid].add(_full_ratio(device))
+
+
+def _full_ratio(device: Device | None) -> float | None:
+    if device is None or device.used_bytes is None or not device.total_bytes:
+        return None
+    return device.used_bytes / device.total_bytes
+
 
 Filter = Literal["all", "mine", "visible"]
 Sort = Literal["GPU", "memory", "user", "newest"]
@@ -26,21 +87,21 @@ KEYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """How it is looked at."""
+    """The user's view settings."""
 
     filter: Filter = "all"
     sort: Sort = "GPU"
     looks_per_cell: int = LOOKS_PER_CELL[0]
     is_paused: bool = False
     is_help: bool = False
-    scroll: int = 0  # lines above the first that is shown; drawing keeps it within what there is
+    scroll: int = 0  # hidden lines above the first visible one; drawing limits it to what exists
 
 
 _TO_THE_END = 1 << 30
 
 
 def pressed(view: View, key: str, page: int) -> View | None:
-    """The view after a key; None to quit. `page` is how many lines are shown at once."""
+    """Return the view after a key; None to quit. `page` is the number of visible lines."""
     if key == "q":
         return None
     if key in _STEPS:
@@ -81,7 +142,7 @@ def _after(choices: Sequence[T], choice: T) -> T:
 
 # ---- what a terminal sends ---------------------------------------------------------------------
 
-# An escape sequence whole (CSI or SS3), so that the letters in it are not taken for keys.
+# Match an escape sequence (CSI or SS3) as a whole, so that its letters are not taken for keys.
 _KEY = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|)|.", re.DOTALL)
 
 _SEQUENCES = {
@@ -100,7 +161,7 @@ _SEQUENCES = {
 
 
 def keys_in(raw: bytes) -> list[str]:
-    """The keys behind what a terminal sent; of an unknown sequence, all of it as one key.
+    """Return the keys in what a terminal sent; an unknown sequence is one key.
 
     >>> keys_in(b"f\\x1b[B\\x1b[6~q")
     ['f', 'down', 'page down', 'q']

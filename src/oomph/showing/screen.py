@@ -1,8 +1,8 @@
-"""Lines -> the terminal, in place: only those that have changed are written again.
+"""Lines -> the terminal, in place: only changed lines are rewritten.
 
-On the alternate screen, without echo. However it ends (a key, Ctrl-C, a signal, an exception), the
-terminal is given back as it was, and while it is stopped by Ctrl-Z too. Only SIGKILL leaves it as
-it is: `reset` cures that.
+Uses the alternate screen, without echo. However it ends (a key, Ctrl-C, a signal, an exception),
+the terminal is restored; also while stopped by Ctrl-Z. Only SIGKILL leaves it changed: `reset`
+fixes that.
 
 Limits: POSIX, on the main thread; the sequences are those of ECMA-48 and xterm.
 """
@@ -22,7 +22,7 @@ from typing import Any
 # Alternate screen, no cursor, no wrapping at the edge (a terminal may count cells differently).
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 _LEAVE = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
-# Cleared before it is written: after a full line the cursor stands on its last cell.
+# Clear before writing: after a full line the cursor is on its last cell.
 _LINE = "\x1b[{};1H\x1b[2K{}\x1b[0m"
 _CLEAR_FROM = "\x1b[{};1H\x1b[J"
 _UNKNOWN_SIZE = (80, 24)
@@ -30,7 +30,7 @@ _MOST_KEY_BYTES = 1024
 
 
 class Ended(BaseException):
-    """A signal asks the process to end. Not an Exception: nobody should swallow it."""
+    """A signal asks the process to end. Not an Exception, so that no handler swallows it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -38,7 +38,7 @@ class Ended(BaseException):
 
 
 class Screen:
-    """The terminal behind standard output (and input, for keys) while it is ours."""
+    """Control the terminal behind standard output (and input, for keys) while we use it."""
 
     def __init__(self) -> None:
         self._output = sys.stdout.fileno()
@@ -49,7 +49,7 @@ class Screen:
         self._is_leaving = False
         self._is_stop_wanted = False
         self._was_stopped = False
-        # Never closed: a thread that hangs may want to wake us long after.
+        # Never closed: a hung thread may want to wake us much later.
         self._wake_read, self._wake_write = os.pipe()
         for end in (self._wake_read, self._wake_write):
             os.set_blocking(end, False)
@@ -59,18 +59,18 @@ class Screen:
         return self._input is not None
 
     def size(self) -> tuple[int, int]:
-        """Columns and lines."""
+        """Return columns and lines."""
         try:
             size = os.get_terminal_size(self._output)
-        except OSError:  # it has gone
+        except OSError:  # the terminal is gone
             return _UNKNOWN_SIZE
         return size.columns or _UNKNOWN_SIZE[0], size.lines or _UNKNOWN_SIZE[1]
 
-    # ---- ours, and not ours
+    # ---- take and restore
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[Screen]:
-        """Take the terminal; give it back in any case."""
+        """Take the terminal; restore it in any case."""
         with self._signals():
             try:
                 try:
@@ -78,7 +78,7 @@ class Screen:
                     yield self
                 finally:
                     self._leave()
-            finally:  # a signal between the end of the block and the first line of _leave
+            finally:  # a signal can arrive between the block's end and the first line of _leave
                 self._leave()
 
     def _enter(self) -> None:
@@ -87,7 +87,7 @@ class Screen:
             modes = termios.tcgetattr(self._input)
             if self._modes_before is None:
                 self._modes_before = [*modes[:6], list(modes[6])]
-            # Keys as they are pressed, unseen. Ctrl-C, Ctrl-Z and Ctrl-\ stay signals.
+            # Read keys as they are pressed, without echo. Ctrl-C, Ctrl-Z and Ctrl-\ stay signals.
             modes[3] &= ~(termios.ICANON | termios.ECHO)
             modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
             termios.tcsetattr(self._input, termios.TCSANOW, modes)
@@ -101,7 +101,7 @@ class Screen:
             return
         self._is_ours = False
         before, self._modes_before = self._modes_before, None
-        with contextlib.suppress(OSError, termios.error):  # the terminal may have gone
+        with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
             if before is not None and self._input is not None:
                 termios.tcsetattr(self._input, termios.TCSANOW, before)
             self._write(_LEAVE)
@@ -135,14 +135,14 @@ class Screen:
             os.write(self._wake_write, b"\0")
 
     def wait(self, timeout_s: float) -> bytes | None:
-        """Until a key, a `wake`, a signal or a timeout: the keys. None: the terminal has gone."""
+        """Wait for keys, a `wake`, a signal or a timeout; return the keys. None: terminal gone."""
         inputs = [self._wake_read] if self._input is None else [self._wake_read, self._input]
         ready, _, _ = select.select(inputs, [], [], timeout_s)
         if self._wake_read in ready:
             os.read(self._wake_read, 1 << 16)
         if self._is_stop_wanted:
             self._stop()
-        if self._was_stopped:  # by SIGSTOP too: the shell has had the terminal meanwhile
+        if self._was_stopped:  # also by SIGSTOP: the shell has used the terminal meanwhile
             self._was_stopped = False
             self._enter()
         if self._input not in ready or self._input is None:
@@ -153,10 +153,10 @@ class Screen:
             return None
 
     def _stop(self) -> None:
-        """Ctrl-Z: give the terminal back, stop, and take it again when we go on."""
+        """Handle Ctrl-Z: restore the terminal, stop, and take the terminal again on SIGCONT."""
         self._is_stop_wanted = False
         self._leave()
-        self._is_leaving = False  # a SIGTERM that comes while it is stopped ends it
+        self._is_leaving = False  # a SIGTERM while it is stopped ends it
         ours = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)  # stops here, until SIGCONT
         signal.signal(signal.SIGTSTP, ours)
@@ -197,7 +197,7 @@ class Screen:
 
 
 def _terminal_input() -> int | None:
-    """Standard input, if keys can come from it."""
+    """Return standard input's descriptor, if keys can come from it."""
     try:
         number = sys.stdin.fileno()
     except (AttributeError, OSError, ValueError):  # closed, or replaced

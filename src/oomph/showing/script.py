@@ -1,4 +1,4 @@
-"""Seen -> what is said of a script: what it does, and where it was told something invented."""
+"""Seen -> what a rehearsal found out about a script, and which values it had to invent."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ASSUMED = "assumed: the {} of the model's input, since no DataLoader says it"
 
 
 def print_seen(console: Console, seen: Seen) -> None:
-    """What the rehearsal found out of the script."""
+    """Print what the rehearsal found out about the script."""
     for line in _lines(seen):
         print_prose(console, f"seen: {line}", "dim")
     for invented in seen.invented[:_MOST_LINES]:
-        print_prose(console, f"invented: {_told(invented)}", "dim")
+        print_prose(console, f"invented: {_in_words(invented)}", "dim")
     left = len(seen.invented) - _MOST_LINES
     if left > 0:
         print_prose(console, f"invented: at {left} more lines (--json has all)", "dim")
@@ -60,7 +60,7 @@ def _model(seen: Seen) -> str:
 
 
 def _many(count: int) -> str:
-    """In millions, unless that would say 0.0M of some."""
+    """Return the count in millions, unless that would show 0.0M for more than 0."""
     return f"{count / 1e6:,.1f}M" if count >= 50_000 else f"{count:,}"
 
 
@@ -81,13 +81,13 @@ def _batch(seen: Seen) -> str:
 
 
 def _precision(seen: Seen) -> str:
-    said = {
+    facts = {
         "loss scaling": seen.uses_grad_scaler,
         "gradients are clipped": seen.clips_gradients,
         "activations are recomputed by the script": seen.checkpointing == "by the script",
-        "compiled (rehearsed without)": seen.uses_compile,
+        "compiled (rehearsed uncompiled)": seen.uses_compile,
     }
-    return ", ".join([seen.precision, *(words for words, is_so in said.items() if is_so)])
+    return ", ".join([seen.precision, *(words for words, is_so in facts.items() if is_so)])
 
 
 def _loader(seen: Seen) -> str:
@@ -99,18 +99,19 @@ def _loader(seen: Seen) -> str:
     return f"{batch} from {place}, {loader.num_workers} workers{pinned}"
 
 
-def _told(invented: Invented) -> str:
+def _in_words(invented: Invented) -> str:
     times = f" {invented.count} times" if invented.count > 1 else ""
-    return f"{_place(invented)} read a value that only training would have ({invented.what}{times})"
+    what = f"({invented.what}{times})"
+    return f"{_place(invented)} read a value that only real training would produce {what}"
 
 
 def _place(invented: Invented) -> str:
-    """A line of 0 is none of the script's: a library read it in a thread of its own."""
+    """Return the place of an invented value. Line 0: a library read it in its own thread."""
     return f"{_short(invented.file)}:{invented.line}" if invented.line else invented.file
 
 
 def _short(path: str) -> str:
-    """As the user would write it from here."""
+    """Return the path as the user would write it from here."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
@@ -118,13 +119,13 @@ def _short(path: str) -> str:
 
 
 def print_changes(changes: ScriptChanges, given: Sequence[str]) -> None:
-    """What to change by hand and in the arguments that were given, then the diff, byte for byte."""
+    """Print what to change by hand and in the given arguments, then the diff, byte for byte."""
     console = new_console()
     for line in changes.by_hand:
         print_prose(console, f"by hand: {line}")
     if changes.arguments != tuple(given):
-        print_prose(console, f"start it with: {shlex.join(changes.arguments)}")
+        print_prose(console, f"start it with these arguments: {shlex.join(changes.arguments)}")
     if changes.diff:
         sys.stdout.write(changes.diff)
     elif not changes.by_hand:
-        print_prose(console, "no line of the script is to be changed")
+        print_prose(console, "The script needs no change.")

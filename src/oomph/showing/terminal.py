@@ -1,60 +1,280 @@
-"""What every terminal view needs: a console that fits, and text that is safe to print."""
+"""Shared by all terminal views: a console, safe text, lines and tables that fit."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from oomph.showing.safe import printable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
-
-_NO_EDGE = 10_000  # in a file or a pipe nothing has to fit, unless COLUMNS says so
 
 
-def new_console(*, to_stderr: bool = False) -> Console:
-    """A console on standard output, or error. Colours only on a terminal, and not with NO_COLOR."""
+# ---- text from others, made safe to print --------------------------------------------------------
+
+
+def printable(text: str) -> str:
+    """Return the text on one line, without control characters.
+
+    >>> printable("python \\x1b[2Jtrain.py")
+    'python ?[2Jtrain.py'
+    """
+    if text.isprintable():  # the usual case
+        return text
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+_NO_EDGE = 10_000  # columns: a file or a pipe has no width limit
+
+
+def given_width(file: TextIO) -> int | None:
+    """Return the width that COLUMNS or a file or pipe gives; None: ask the terminal."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns[:5]) > 0:
+        return int(columns[:5])
+    return None if file.isatty() else _NO_EDGE
+
+
+def new_console(stream: TextIO | None = None) -> Console:
+    """Return a console on standard output, or on another stream.
+
+    Colours only on a terminal, and not with NO_COLOR.
+    """
     from rich.console import Console
 
     class Quiet(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would end the program with 1, which means "no"
+            raise BrokenPipeError  # rich would exit with 1, which means "no"
 
-    columns = os.environ.get("COLUMNS", "")
-    is_told = columns.isdecimal() and int(columns[:5]) > 0
-    stream = sys.stderr if to_stderr else sys.stdout
-    width = None if stream.isatty() or is_told else _NO_EDGE
-    return Quiet(highlight=False, markup=False, emoji=False, width=width, stderr=to_stderr)
+    file = stream or sys.stdout
+    is_own = file not in (sys.stdout, sys.stderr)  # FORCE_COLOR is not meant for it
+    return Quiet(
+        file=file,
+        force_terminal=False if is_own else None,
+        width=given_width(file),
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
 
 
-def draws_blocks(console: Console) -> bool:
-    """Can this terminal show more than ASCII?"""
-    return console.encoding.lower().replace("-", "").startswith("utf")
-
-
-def text_of(pieces: Sequence[tuple[str, str]]) -> Text:
-    """(text, style) pieces as one line."""
+def print_line(console: Console, line: Line) -> None:
+    """Print one line, cut at the terminal's width."""
     from rich.text import Text
 
-    line = Text(no_wrap=True)
-    for content, style in pieces:
-        line.append(content, style)
-    return line
+    text = Text.assemble(*line, no_wrap=True)
+    text.truncate(console.width, overflow="ellipsis")
+    console.print(text, soft_wrap=True)
 
 
-def print_line(console: Console, line: Text) -> None:
-    """One line, cut where the terminal ends."""
-    line.truncate(console.width, overflow="ellipsis")
-    console.print(line, soft_wrap=True)
+def print_table(console: Console, columns: Sequence[Column]) -> None:
+    """Print the columns that fit."""
+    for line in lines(fitting(columns, console.width)):
+        print_line(console, line)
 
 
 def print_prose(console: Console, prose: str, style: str = "", indent: int = 0) -> None:
-    """Sentences, broken between words."""
+    """Print sentences, wrapped between words."""
     from rich.padding import Padding
     from rich.text import Text
 
     console.print(Padding(Text(printable(prose), style=style), (0, 0, 0, indent), expand=False))
+
+
+# ---- styled text that fits the terminal ----------------------------------------------------------
+# A terminal counts cells: a CJK character or an emoji takes two, a combining accent none.
+
+Piece = tuple[str, str]  # text, style
+Line = Sequence[Piece]
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """The characters this terminal can draw with."""
+
+    bar: dict[str, str]  # by part of the memory
+    parts: str  # for a bar of many parts; distinguishable without colours
+    levels: str  # for a sparkline, lowest first
+    more: str  # marks text that was cut off
+
+
+UNICODE = Glyphs(
+    bar={"mine": "█", "others": "▓", "rest": "▒", "free": "░"},
+    parts="█▓▒▞▚▤▥▦▧",
+    levels="▁▂▃▄▅▆▇█",
+    more="…",
+)
+ASCII = Glyphs(
+    bar={"mine": "#", "others": "%", "rest": "?", "free": "."},
+    parts="#%@*+=oxc",
+    levels="_.-:=+*#",
+    more="~",
+)
+
+
+def glyphs_for(encoding: str) -> Glyphs:
+    """Return the characters that an encoding can show."""
+    return UNICODE if encoding.lower().replace("-", "").startswith("utf") else ASCII
+
+
+def num_cells(text: str) -> int:
+    """
+    >>> num_cells("GPU"), num_cells("訓練"), num_cells("é")
+    (3, 4, 1)
+    """
+    if text.isascii():  # the usual case
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def width_of(line: Line) -> int:
+    return sum(num_cells(text) for text, _ in line)
+
+
+def cut(text: str, width: int, more: str = "…") -> str:
+    """Cut the text to at most `width` cells; `more` marks that something is missing.
+
+    >>> cut("python train.py", 9), cut("訓練.py", 4)
+    ('python t…', '訓 …')
+    """
+    if num_cells(text) <= width:
+        return text
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, width - len(more)) + more if width >= len(more) else ""
+
+
+def fit(line: Line, width: int, more: str = "…") -> list[Piece]:
+    """Cut the line to at most `width` cells; `more` marks that something is missing."""
+    if width_of(line) <= width:
+        return list(line)
+    fitted: list[Piece] = []
+    left = width - len(more)
+    for text, style in line if left >= 0 else ():
+        needed = num_cells(text)
+        if needed > left:
+            fitted.append((cut(text, left, more="") + more, style))
+            break
+        fitted.append((text, style))
+        left -= needed
+    return fitted
+
+
+def ansi(line: Iterable[Piece], *, colours: bool) -> str:
+    """Return the line with escape sequences for a terminal, or as plain text."""
+    if not colours:
+        return "".join(text for text, _ in line)
+    return "".join(f"\x1b[{_sgr(style)}m{text}\x1b[0m" if style else text for text, style in line)
+
+
+# ECMA-48, SGR. Not rich's styles: they take some megabytes for as long as a live view is open.
+_SGR = {
+    "bold": "1",
+    "dim": "2",
+    "reverse": "7",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "magenta": "35",
+    "cyan": "36",
+}
+
+
+def _sgr(style: str) -> str:
+    return ";".join(_SGR[word] for word in style.split())
+
+
+def wrap(prose: str, width: int) -> Iterator[str]:
+    """Wrap sentences between words; a word that is too long stays whole, to be cut later."""
+    line = ""
+    for word in prose.split():
+        longer = f"{line} {word}" if line else word
+        if line and num_cells(longer) > width:
+            yield line
+            longer = word
+        line = longer
+    if line:
+        yield line
+
+
+def sparkline(ratios: Sequence[float | None], width: int, levels: str) -> str:
+    """Draw the latest ratios, one per cell, the newest at the right. Unknown is a gap.
+
+    >>> sparkline([0.0, 0.5, None, 1.0], 5, "▁▂▃▄▅▆▇█")
+    ' ▁▅ █'
+    """
+    top = len(levels) - 1
+    drawn = [
+        " " if ratio is None else levels[min(max(round(ratio * top), 0), top)]
+        for ratio in ratios[max(len(ratios) - width, 0) :]
+    ]
+    return "".join(drawn).rjust(width)
+
+
+# ---- tables that fit: a column without room is dropped, never cut in two -------------------------
+
+_GAP = "  "
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column. Without room, the column with the lowest `keep` is dropped first; None stays."""
+
+    heading: str
+    cells: Sequence[str | Line]
+    keep: int | None = None
+    align: str = ">"
+
+    @property
+    def width(self) -> int:
+        return max(num_cells(self.heading), self._content_width)
+
+    @property
+    def is_empty(self) -> bool:
+        return self._content_width == 0
+
+    @cached_property
+    def _content_width(self) -> int:
+        return max((width_of(_pieces(cell)) for cell in self.cells), default=0)
+
+
+def fitting(columns: Sequence[Column], width: int) -> list[Column]:
+    """Return the columns that are not empty and fit into `width` together."""
+    kept = [column for column in columns if not column.is_empty]
+    left = width - sum(column.width for column in kept) - len(_GAP) * (len(kept) - 1)
+    while left < 0:
+        droppable = [column for column in kept if column.keep is not None]
+        if not droppable:
+            break
+        dropped = min(droppable, key=lambda column: column.keep or 0)
+        kept.remove(dropped)
+        left += dropped.width + len(_GAP)
+    return kept
+
+
+def lines(columns: Sequence[Column]) -> list[Line]:
+    """Return the heading and every row."""
+    widths = [column.width for column in columns]
+    headings = tuple([(column.heading, "bold")] for column in columns)
+    rows = zip(*(map(_pieces, column.cells) for column in columns), strict=True)
+    return [_row(columns, widths, cells) for cells in (headings, *rows)]
+
+
+def _row(columns: Sequence[Column], widths: Sequence[int], cells: Iterable[Line]) -> list[Piece]:
+    row: list[Piece] = []
+    for column, width, cell in zip(columns, widths, cells, strict=True):
+        room = (" " * (width - width_of(cell)), "")
+        row += [*cell, room] if column.align == "<" else [room, *cell]
+        row.append((_GAP, ""))
+    while row and not row[-1][0].strip():
+        row.pop()
+    return [piece for piece in row if piece[0]]
+
+
+def _pieces(cell: str | Line) -> Line:
+    return [(cell, "")] if isinstance(cell, str) else cell

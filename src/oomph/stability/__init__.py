@@ -1,1 +1,1 @@
-"""Is the training still the same, and if not, what has to change with it?"""
+"""Check whether a trick leaves training unchanged and, if not, what has to change with it."""

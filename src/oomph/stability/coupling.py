@@ -1,22 +1,27 @@
-"""Gradients that do not add up -> the module or the loss in which examples meet, and what to do.
+"""Gradients of a batch and of its pieces -> whether they add up; if not, where examples interact.
 
-The calls of every module are compared, the whole batch's with its pieces': the first that gives
-something else for the same input is where examples meet. If none does, it is the loss.
+Least squares finds the weights that recombine the pieces. A remainder shows that examples depend on
+each other. Then each module call on the whole batch is compared with the calls on its pieces: the
+first one with a different output for the same input is where examples interact. If there is none,
+they interact in the loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch._ops import OpOverload
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from oomph.records.check import Finding
-from oomph.stability.modes import EveryOp, name_of
-from oomph.stability.whereabouts import Call, Whereabouts
+from oomph.stability.calls import Call, ModuleTracker
+from oomph.stability.randomness import Draws, EveryOp, name_of
 
-_AS_CLOSE = 1e-6  # of a module's outputs, in fp64, relative to their largest
+_AS_CLOSE = 1e-6  # judgement: of a module's outputs in fp64, relative to the largest
+_PARALLEL = 1e-9  # judgement: if two pieces' gradients are this parallel, weights are undefined
 
 _DO_NORM = (
     "frozen statistics (eval mode) or GroupNorm change the model; else keep the micro-batch as"
@@ -28,32 +33,69 @@ _DO_PAIRS = (
     " is exact; or keep the batch whole"
 )
 _DO_BALANCE = (
-    "balance is then kept within each piece: usually tolerable, but another training; keep the"
+    "balance is then kept within each piece: usually tolerable, but not the same training; keep the"
     " micro-batch as large as it fits"
-)
-_DO_CONSTANT = (
-    "add the term that does not depend on the data once a step, not with every piece; or divide it"
-    " by the number of pieces"
 )
 _DO_LOSS = (
     "average what is combined over examples last, so that each example has a loss of its own; or"
     " keep the batch whole"
 )
+CONSTANT_TERM = Finding(
+    what="a term that does not depend on the data is counted once for each piece (weight decay)",
+    module=None,
+    do="add the term that does not depend on the data once a step, not with every piece; or divide"
+    " it by the number of pieces",
+)
+
+
+def cuts(num: int) -> list[int]:
+    """Return where to cut in two: unevenly first, then elsewhere: 3 + 5, 2 + 6, 4 + 4."""
+    wanted = (max(at, 1) for at in (3 * num // 8, num // 4, num // 2))
+    return list(dict.fromkeys(at for at in wanted if at < num))
+
+
+def fitted(whole: torch.Tensor, pieces: Sequence[torch.Tensor]) -> tuple[list[float] | None, float]:
+    """Return the best weights, None if they are not unique, and the relative remainder."""
+    matrix = torch.stack(list(pieces), 1)
+    scale = matrix.norm(dim=0)
+    scale[scale == 0] = 1.0
+    found = torch.linalg.lstsq(matrix / scale, whole[:, None], driver="gelsd")
+    weights = found.solution[:, 0] / scale
+    residual = float((matrix @ weights - whole).norm() / whole.norm())
+    singular = found.singular_values
+    is_known = bool(singular[-1] > _PARALLEL * singular[0]) if len(singular) else True
+    return ([float(w) for w in weights] if is_known else None), residual
+
+
+def apart(gradient: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the distance of another gradient from one, relative to the size of the first."""
+    return float((gradient - other).norm() / gradient.norm())
+
+
+def is_constant_term(
+    whole: torch.Tensor, pieces: Sequence[torch.Tensor], others: Sequence[torch.Tensor], same: float
+) -> bool:
+    """Return whether the excess is the same wherever the batch is cut. `others`: another cut."""
+    sums = [torch.stack(list(each)).sum(0) for each in (pieces, others)]
+    return float((sums[0] - sums[1]).norm()) <= same * float(whole.norm())
+
+
+# ---- where examples interact -------------------------------------------------------------------
 
 
 class Pairs(EveryOp):
-    """Notes ops in the loss that give a value for every pair of examples."""
+    """Records ops in the loss that return a value for every pair of examples."""
 
-    def __init__(self, whereabouts: Whereabouts, num: int) -> None:
+    def __init__(self, tracker: ModuleTracker, num: int) -> None:
         super().__init__()
-        self._whereabouts, self._num = whereabouts, num
+        self._tracker, self._num = tracker, num
         self.op: str | None = None
 
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = op(*args, **(kwargs or {}))
+    def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = op(*args, **kwargs)
         is_forward = torch._C._current_autograd_node() is None
-        # The model's own forward is where models of transformers have their loss.
-        is_of_the_loss = is_forward and self._whereabouts.module in (None, "")
+        # Models of transformers compute their loss in the top module's forward.
+        is_of_the_loss = is_forward and self._tracker.module in (None, "")
         if self.op is None and is_of_the_loss and isinstance(out, torch.Tensor):
             sides = [size for size in out.shape if size >= self._num and size % self._num == 0]
             is_made_of_two = name_of(op) in ("mm", "bmm", "addmm", "cdist", "_cdist_forward")
@@ -62,30 +104,65 @@ class Pairs(EveryOp):
         return out
 
 
-def first_meeting(whole: Sequence[Call], pieces: Sequence[Sequence[Call]]) -> Call | None:
-    """The first call in which the whole gives other than its pieces, though it was given the same.
+class Watch(NamedTuple):
+    """Observes one run of some examples; enter both around it."""
 
-    Inner calls end first: it is the innermost. None: examples met outside of the model.
+    where: ModuleTracker
+    pairs: Pairs
+
+
+def watch(model: nn.Module, num: int) -> Watch:
+    """Return what observes a run of `num` examples."""
+    where = ModuleTracker(model, records=True)
+    return Watch(where, Pairs(where, num))
+
+
+def find_meeting(model: nn.Module, watches: Sequence[Watch], draws: Draws) -> Finding:
+    """Return where examples interact, from observing the whole batch and its pieces."""
+    whole, *pieces = (each.where.calls for each in watches)
+    met = first_meeting(whole, pieces)
+    if met is not None:
+        return _in_the_model(model, met.module, draws.mixing)
+    if draws.mixing:
+        what = "examples are mixed with others of the batch"
+        return Finding(what=what, module=None, op=min(draws.mixing), do=_DO_MIXING)
+    if all(each.pairs.op for each in watches):
+        what = "every example is compared with every other (contrastive, in-batch negatives)"
+        return Finding(what=what, module=None, op=watches[0].pairs.op, do=_DO_PAIRS)
+    if scalars := _single_values(model, whole):
+        what = "it gives one value for the whole batch, which the loss uses (balance of experts)"
+        return Finding(what=what, module=scalars[0], do=_DO_BALANCE)
+    what = (
+        "it combines examples before it averages (a ratio of sums, statistics of the batch, the"
+        " hardest examples, or two terms that are averaged over different things)"
+    )
+    return Finding(what=what, module=None, do=_DO_LOSS)
+
+
+def first_meeting(whole: Sequence[Call], pieces: Sequence[Sequence[Call]]) -> Call | None:
+    """Return the first call whose output differs between whole and pieces for the same input.
+
+    Inner calls end first, so it is the innermost. None: examples interact outside the model.
     """
     if any([c.module for c in calls] != [c.module for c in whole] for calls in pieces):
         return None
     for place, call in enumerate(whole):
         parts = [calls[place] for calls in pieces]
-        is_given_the_same = _agree(call.given, [part.given for part in parts])
-        if is_given_the_same and not _agree(call.gave, [part.gave for part in parts]):
+        is_given_the_same = _agree(call.inputs, [part.inputs for part in parts])
+        if is_given_the_same and not _agree(call.outputs, [part.outputs for part in parts]):
             return call
     return None
 
 
-def _agree(whole: Sequence[Any], pieces: Sequence[Sequence[Any]]) -> bool:
-    """Are the rows of the whole those of the pieces? What has no rows says nothing."""
+def _agree(whole: Sequence[torch.Tensor], pieces: Sequence[Sequence[torch.Tensor]]) -> bool:
+    """Return whether the rows of the whole equal those of the pieces; ignore what has no rows."""
     return all(
         _same_rows(tensor, [part[i] for part in pieces if i < len(part)])
         for i, tensor in enumerate(whole)
     )
 
 
-def _same_rows(whole: Any, parts: Sequence[Any]) -> bool:
+def _same_rows(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> bool:
     if not whole.dim() or any(part.dim() != whole.dim() for part in parts):
         return True
     for d, size in enumerate(whole.shape):
@@ -95,65 +172,36 @@ def _same_rows(whole: Any, parts: Sequence[Any]) -> bool:
         ):
             together = torch.cat(list(parts), d)
             if not whole.is_floating_point():
-                return bool(torch.equal(whole, together))
-            finite = torch.nan_to_num(whole), torch.nan_to_num(together)
-            apart = (finite[0] - finite[1]).abs().max() if whole.numel() else torch.zeros(())
-            largest = finite[0].abs().max() if whole.numel() else torch.ones(())
-            return bool(apart <= _AS_CLOSE * largest)
+                return torch.equal(whole, together)
+            if not whole.numel():
+                return True
+            whole, together = torch.nan_to_num(whole), torch.nan_to_num(together)
+            return bool((whole - together).abs().max() <= _AS_CLOSE * whole.abs().max())
     return True
 
 
-def finding_of(
-    model: Any, met: Call | None, *, mixing: set[str], pairs: str | None, scalars: Sequence[str]
-) -> Finding:
-    """What is known of the place, in words."""
-    if met is not None:
-        return _in_the_model(model, met.module, mixing)
-    if mixing:
-        op = min(mixing)
-        return _finding("examples are mixed with others of the batch", None, op, _DO_MIXING)
-    if pairs:
-        what = "every example is compared with every other (contrastive, in-batch negatives)"
-        return _finding(what, None, pairs, _DO_PAIRS)
-    if scalars:
-        what = "it gives one value for the whole batch, which the loss uses (balance of experts)"
-        return _finding(what, scalars[0], None, _DO_BALANCE)
-    what = (
-        "it combines examples before it averages (a ratio of sums, statistics of the batch, the"
-        " hardest examples, or two terms that are averaged over different things)"
-    )
-    return _finding(what, None, None, _DO_LOSS)
-
-
-def _in_the_model(model: Any, name: str, mixing: set[str]) -> Finding:
+def _in_the_model(model: nn.Module, name: str, mixing: set[str]) -> Finding:
     module = dict(model.named_modules()).get(name)
     kind = type(module).__name__
     if isinstance(module, _BatchNorm):
         what = f"{kind} normalises by the statistics of the micro-batch"
-        return _finding(what, name, "batch_norm", _DO_NORM)
+        return Finding(what=what, module=name, op="batch_norm", do=_DO_NORM)
     if mixing:
-        op = min(mixing)
         what = f"{kind} mixes examples with others of the batch"
-        return _finding(what, name, op, _DO_MIXING)
+        return Finding(what=what, module=name, op=min(mixing), do=_DO_MIXING)
     what = f"in {kind}, what comes out for an example depends on the others of the batch"
-    return _finding(what, name, None, _DO_LOSS)
+    return Finding(what=what, module=name, do=_DO_LOSS)
 
 
-def constant_term() -> Finding:
-    """Of a sum over examples, with a term that is there once however many examples there are."""
-    what = "a term that does not depend on the data is counted once for each piece (weight decay)"
-    return _finding(what, None, None, _DO_CONSTANT)
+def _single_values(model: nn.Module, calls: Sequence[Call]) -> list[str]:
+    """Return modules that returned or store a single value for the whole batch.
 
-
-def single_values(model: Any, calls: Sequence[Call]) -> list[str]:
-    """Modules that gave or keep a single value for a whole batch.
-
-    Of the model itself one may be the loss; another one is none.
+    The model itself may return one such value, its loss; a second one counts.
     """
     gave = [
         call.module
         for call in calls
-        if sum(t.dim() == 0 and t.is_floating_point() for t in call.gave) > (call.module == "")
+        if sum(t.dim() == 0 and t.is_floating_point() for t in call.outputs) > (call.module == "")
     ]
     keep = [
         name
@@ -164,7 +212,3 @@ def single_values(model: Any, calls: Sequence[Call]) -> list[str]:
         )
     ]
     return [*gave, *keep]
-
-
-def _finding(what: str, module: str | None, op: str | None, do: str) -> Finding:
-    return Finding(what=what, module=module, op=op, do=do)

@@ -1,53 +1,51 @@
 """The weights that a split batch needs -> what its loss divides by.
 
-torch's own cross-entropy says what it divided by: its second result is the sum of the weights of
-the targets that count. Where the loss is written by hand, the batch is counted: labels that are
-not ignored, ones of a mask, lengths.
+torch's own cross-entropy returns its divisor: its second result is the total weight of the targets
+that count. For hand-written losses, the batch is counted instead: labels that are not ignored, ones
+in a mask, lengths. A `Weighing` can count other batches too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._ops import OpOverload
 
 from oomph.records.check import Normaliser
 from oomph.stability.examples import leaves
-from oomph.stability.modes import EveryOp, name_of
+from oomph.stability.randomness import EveryOp, name_of
 
-_IGNORED = -100  # torch's own ignore_index, and that of transformers
+_IGNORED = -100  # ignore_index of torch's cross_entropy and of transformers
 _LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
-_TARGET, _WEIGHT, _REDUCTION, _IGNORE_INDEX = 1, 2, 3, 4  # places among their arguments
+_TARGET, _WEIGHT, _REDUCTION, _IGNORE_INDEX = 1, 2, 3, 4  # positions of their arguments
 _MEAN = 1  # at::Reduction::Mean
-_AS_CLOSE = 1e-4  # weights are as close as that to what they are, fitted in fp32, too
+_AS_CLOSE = 1e-4  # judgement: for fitted weights; fp32 rounds to between 1e-7 and 1e-5
 
 
 @dataclass(frozen=True)
 class Divisor:
-    """What one call of a loss divided by."""
+    """The divisor of one call of a loss."""
 
     total: float
-    target: Any  # what it counted in
+    target: Tensor  # the targets it counted
     ignored: int
-    class_weights: Any = None
-
-    @property
-    def is_weighted(self) -> bool:
-        """Have classes weights?"""
-        return self.class_weights is not None
+    class_weights: Tensor | None = None
 
 
 class Divisors(EveryOp):
-    """Reads off what torch's losses divide by."""
+    """Records what torch's losses divide by."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[Divisor] = []
 
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = op(*args, **(kwargs or {}))
+    def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = op(*args, **kwargs)
         if name_of(op) in _LOSSES and args[_REDUCTION] == _MEAN:
             target, weights = args[_TARGET].detach().clone(), args[_WEIGHT]
             self.found.append(Divisor(float(out[1]), target, args[_IGNORE_INDEX], weights))
@@ -56,7 +54,7 @@ class Divisors(EveryOp):
 
 @dataclass(frozen=True)
 class Piece:
-    """One part of the batch, what its gradient counts for, and what its losses divided by."""
+    """One piece of the batch, the weight of its gradient, and the divisors of its losses."""
 
     batch: Any
     num: int
@@ -65,7 +63,7 @@ class Piece:
 
 
 def name_normaliser(pieces: Sequence[Piece]) -> tuple[Normaliser, str]:
-    """What the fitted weights are, and that in words."""
+    """Return the name of the divisor that the fitted weights show, and a description."""
     weights = [piece.weight for piece in pieces]
     if _is_close(weights, [1.0] * len(pieces)):
         return "sum", "the loss is a sum over examples: add the pieces up as they are"
@@ -73,7 +71,7 @@ def name_normaliser(pieces: Sequence[Piece]) -> tuple[Normaliser, str]:
     if _is_close(weights, shares([piece.num for piece in pieces])):
         return "mean", _mean_in_words(pieces)
     if divided is not None and _is_close(weights, shares(divided)):
-        if any(d.is_weighted for d in pieces[0].divisors):
+        if any(d.class_weights is not None for d in pieces[0].divisors):
             return "class weights", (
                 "the loss is a mean weighted by class: weight each piece by the sum of the class"
                 " weights of its targets"
@@ -96,18 +94,18 @@ def name_normaliser(pieces: Sequence[Piece]) -> tuple[Normaliser, str]:
 
 
 def _mean_in_words(pieces: Sequence[Piece]) -> str:
-    said = "the loss is a mean over examples: weight each piece by its share of the examples"
+    text = "the loss is a mean over examples: weight each piece by its share of the examples"
     divided = _divided_by(pieces)
     if divided is not None and abs(divided[0] - pieces[0].num) > _AS_CLOSE:
-        said += (
+        text += (
             f"; all have {divided[0] / pieces[0].num:.4g} targets here, and where that differs"
             " (padding, ignored labels) weight by targets"
         )
-    return said
+    return text
 
 
 def _divided_by(pieces: Sequence[Piece]) -> list[float] | None:
-    """What the losses of each piece divided by; None: there was none, or they do not agree."""
+    """Return the divisor of each piece's losses; None if there is none or they disagree."""
     totals = [piece.divisors[0].total for piece in pieces if piece.divisors]
     if len(totals) < len(pieces) or not sum(totals):
         return None
@@ -115,26 +113,24 @@ def _divided_by(pieces: Sequence[Piece]) -> list[float] | None:
         ratios = [d.total / piece.divisors[0].total for d in piece.divisors]
         first = [d.total / pieces[0].divisors[0].total for d in pieces[0].divisors]
         if not _is_close(ratios, first):
-            return None  # two losses that divide by different things
+            return None  # two losses with different divisors
     return totals
 
 
 def _counts(pieces: Sequence[Piece]) -> Iterator[tuple[str, list[float]]]:
-    """Whatever can be counted in the batch, in words and for each piece."""
-    found = [dict(leaves(piece.batch)) for piece in pieces]
-    for counted, count in _WAYS:
-        for path in found[0]:
-            tensors = [each.get(path) for each in found]
-            if all(isinstance(t, torch.Tensor) and not t.is_complex() for t in tensors):
-                yield counted.format(f"batch{path}"), [float(count(t)) for t in tensors]
+    """Yield everything that can be counted in the batch: a description, and counts per piece."""
+    for each in weighings(pieces[0].batch, ()):
+        with suppress(KeyError):  # an item of a list that another piece does not have
+            counts = [float(each.count(piece.batch)) for piece in pieces]
+            yield each.counted, counts
 
 
-def _after_the_first(tensor: Any) -> Any:
-    """Targets of a language model: every token but the first."""
+def _after_the_first(tensor: Tensor) -> Tensor:
+    """Return the targets of a language model: every token but the first."""
     return tensor[..., 1:] if tensor.dim() > 1 else tensor[:0]
 
 
-_WAYS = (
+_COUNTS: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
     (f"the values of {{}} that are not {_IGNORED}", lambda t: (t != _IGNORED).sum()),
     ("the values of {} that are not 0", lambda t: (t != 0).sum()),
     ("the sum of {}", lambda t: t.double().sum()),
@@ -149,40 +145,37 @@ _WAYS = (
 )
 
 
-# ---- how to weigh other batches, too -----------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Weighing:
     """Something in a batch that a loss may divide by."""
 
-    said: str  # "the values of batch['labels'] that are not -100"
-    count: Callable[[Any], Any]  # in a batch
-    is_read: bool = False  # off the loss itself, and not guessed
-    is_of_labels: bool = False  # of several labels for each example, or of a mask
+    counted: str  # "the values of batch['labels'] that are not -100"
+    count: Callable[[Any], Tensor]  # of a batch
+    is_read: bool = False  # read off the loss, not guessed
+    is_of_labels: bool = False  # several labels per example, or a mask
 
 
 def weighings(batch: Any, divisors: Sequence[Divisor]) -> Iterator[Weighing]:
-    """What the loss of a batch may divide by, the likeliest first.
+    """Yield what the loss of a batch may divide by, the likeliest first.
 
-    Where torch's own loss divides, its targets are looked for in the batch: they tell what counts,
-    which values are ignored, and the weights of classes.
+    If torch's own loss divides, its targets are looked up in the batch: they show what counts,
+    which values are ignored, and the class weights.
     """
-    # Labels first: where nothing is ignored in a batch, its inputs may be the same numbers. In a
-    # tuple they come after the inputs.
-    tensors = [(path, t) for path, t in leaves(batch) if isinstance(t, torch.Tensor)]
-    tensors.sort(key=lambda each: _is_called_labels(each[0]))
+    # Labels first: if a batch ignores nothing, its inputs may be the same numbers. In a tuple,
+    # labels come after the inputs.
+    tensors = [(path, t) for path, t in leaves(batch) if isinstance(t, Tensor)]
+    tensors.sort(key=lambda each: "label" in each[0].lower() or "target" in each[0].lower())
     found = dict(reversed(tensors))
     if divisors and all(d.ignored == divisors[0].ignored for d in divisors):
         yield from _weighings_read(found, divisors[0])
-    for counted, count in _WAYS:
+    for pattern, count in _COUNTS:
         for path, tensor in found.items():
             if tensor.dim() and not tensor.is_complex():
-                said, of_labels = counted.format(f"batch{path}"), is_of_labels(tensor)
-                yield Weighing(said, _counting(path, count), is_of_labels=of_labels)
+                counted, of_labels = pattern.format(f"batch{path}"), is_of_labels(tensor)
+                yield Weighing(counted, _counting(path, count), is_of_labels=of_labels)
 
 
-def _weighings_read(found: Mapping[str, Any], divisor: Divisor) -> Iterator[Weighing]:
+def _weighings_read(found: Mapping[str, Tensor], divisor: Divisor) -> Iterator[Weighing]:
     target = divisor.target.flatten()
     for path, tensor in found.items():
         if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
@@ -191,20 +184,15 @@ def _weighings_read(found: Mapping[str, Any], divisor: Divisor) -> Iterator[Weig
             if not is_there(tensor, target, divisor.ignored):
                 continue
             name, shift = f"batch{path}{after}", bool(after)
-            if divisor.is_weighted:
-                said = f"the class weights of {name}"
-            else:
-                said = f"the values of {name} that are not {divisor.ignored}"
+            counted = f"the values of {name} that are not {divisor.ignored}"
+            if divisor.class_weights is not None:
+                counted = f"the class weights of {name}"
             count = _counter(path, divisor, _weights_in(found, divisor), shift=shift)
-            yield Weighing(said, count, is_read=True, is_of_labels=tensor.dim() > 1)
+            yield Weighing(counted, count, is_read=True, is_of_labels=tensor.dim() > 1)
 
 
-def _is_called_labels(path: str) -> bool:
-    return any(name in path.lower() for name in ("label", "target"))
-
-
-def _weights_in(found: Mapping[str, Any], divisor: Divisor) -> str | None:
-    """Where the weights of classes are in the batch; None if they come from elsewhere."""
+def _weights_in(found: Mapping[str, Tensor], divisor: Divisor) -> str | None:
+    """Return the path of the class weights in the batch; None if they come from elsewhere."""
     weights = divisor.class_weights
     if weights is None:
         return None
@@ -214,35 +202,35 @@ def _weights_in(found: Mapping[str, Any], divisor: Divisor) -> str | None:
 
 def _counter(
     path: str, divisor: Divisor, weights_path: str | None, *, shift: bool
-) -> Callable[[Any], Any]:
+) -> Callable[[Any], Tensor]:
     ignored, weights = divisor.ignored, divisor.class_weights
 
-    def count(batch: Any) -> Any:
+    def count(batch: Any) -> Tensor:
         found = dict(leaves(batch))
         targets = found[path][..., 1:] if shift else found[path]
-        counts = targets != ignored
+        counts: Tensor = targets != ignored
         if weights is None:
             return counts.sum()
-        of_class = weights if weights_path is None else found[weights_path]
+        of_class: Tensor = weights if weights_path is None else found[weights_path]
         return of_class.to(targets.device)[targets[counts].long()].double().sum()
 
     return count
 
 
-def is_of_labels(tensor: Any) -> bool:
-    """Several integers for each example, or a mask of 0 and 1."""
+def is_of_labels(tensor: Tensor) -> bool:
+    """Return whether it has several integers per example, or is a mask of 0 and 1."""
     if not tensor.is_floating_point():
-        return bool(tensor.dim() > 1)
+        return tensor.dim() > 1
     return bool(((tensor == 0) | (tensor == 1)).all())
 
 
-def _is_same(tensor: Any, target: Any, _: int) -> bool:
+def _is_same(tensor: Tensor, target: Tensor, _: int) -> bool:
     is_as_long = tensor.numel() == target.numel()
-    return is_as_long and bool(torch.equal(tensor.flatten().to(target), target))
+    return is_as_long and torch.equal(tensor.flatten().to(target), target)
 
 
-def _is_shifted(tensor: Any, target: Any, ignored: int) -> bool:
-    """The next tokens: without the first, or with one that is ignored at the end instead."""
+def _is_shifted(tensor: Tensor, target: Tensor, ignored: int) -> bool:
+    """Return whether targets are the next tokens, padded with `ignored` or not."""
     if tensor.dim() < 2:
         return False
     rest = tensor[..., 1:]
@@ -250,11 +238,12 @@ def _is_shifted(tensor: Any, target: Any, ignored: int) -> bool:
     return _is_same(rest, target, ignored) or _is_same(padded, target, ignored)
 
 
-def _counting(path: str, count: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _counting(path: str, count: Callable[[Tensor], Tensor]) -> Callable[[Any], Tensor]:
     return lambda batch: count(dict(leaves(batch))[path])
 
 
 def shares(counts: Sequence[float]) -> list[float]:
+    """Return each count divided by their sum; 0 if the sum is 0."""
     whole = sum(counts)
     return [count / whole for count in counts] if whole else [0.0] * len(counts)
 

@@ -1,7 +1,7 @@
-"""A workload -> forward and backward for real, on the CPU, as often as needed from one state.
+"""Run forward and backward of a workload for real, on the CPU, any number of times from one state.
 
-Nothing is trained: buffers and generators are put back before each run. What asks for a GPU gets
-the CPU. In `wide` runs everything is computed in fp64, whatever casts the model has.
+Nothing is trained: buffers and generators are restored before each run. Requests for a GPU get the
+CPU. `wide` runs compute everything in fp64, whatever casts the model contains.
 """
 
 from __future__ import annotations
@@ -9,21 +9,30 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from oomph.errors import UsageError
+from oomph.records.check import SAME_IN_FP32, SAME_IN_FP64, Finding
 from oomph.records.workload import Workload
 from oomph.stability.examples import mapped
-from oomph.stability.modes import EveryOp
-from oomph.stability.randomness import seed_everything
+from oomph.stability.randomness import EveryOp, seed_everything
 
 T = TypeVar("T")
-# The dtypes that a dtype is wider than, and what they become in it.
+NOT_REPEATABLE = Finding(
+    what="something draws random numbers from a generator that no seed controls, or keeps state"
+    " outside of the model's buffers",
+    module="",
+    do="seed it from torch, or make it a buffer",
+)
+# A dtype -> the narrower dtypes, and what they become in it.
 _NARROWER: dict[torch.dtype, dict[torch.dtype, torch.dtype]] = {
     torch.float32: {torch.float16: torch.float32, torch.bfloat16: torch.float32},
     torch.float64: {
@@ -39,11 +48,12 @@ _WIDE = _NARROWER[torch.float64]
 
 @dataclass(frozen=True)
 class Ran:
-    """What one run gave."""
+    """The result of one run."""
 
     loss: float
-    gradient: Any  # of all parameters, as one vector in fp64, divided by the scale of the loss
-    buffers: dict[str, Any]  # afterwards
+    # Of all parameters, as one vector in fp64, divided by the loss scale.
+    gradient: torch.Tensor
+    buffers: dict[str, torch.Tensor]  # after the run
 
 
 class Trial:
@@ -51,9 +61,10 @@ class Trial:
 
     def __init__(self, workload: Workload, *, wide: bool, seed: int = 0) -> None:
         self.wide, self._seed, self._loss = wide, seed, workload.loss
+        self.tolerance = SAME_IN_FP64 if wide else SAME_IN_FP32  # for equal gradients
         seed_everything(seed)
-        with on_the_cpu():
-            self.model = built(workload)
+        with _CpuForCuda():
+            self.model = _built(workload)
             if wide:
                 self.model.double()
         self.parameters = [
@@ -63,42 +74,53 @@ class Trial:
             raise UsageError(
                 "the model has no parameter to train", attempt="requires_grad_() where it learns"
             )
-        self._kept = [
+        self._at_first = [
             (module, name, buffer, buffer.detach().clone())
             for module in self.model.modules()
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
 
-    def run(self, batch: Any, *modes: Any, forward: Sequence[Any] = (), scale: float = 1.0) -> Ran:
-        """Forward and backward within `modes`, and forward within `forward`, too."""
+    def run(
+        self,
+        batch: Any,
+        *modes: AbstractContextManager[Any],
+        forward: Sequence[AbstractContextManager[Any]] = (),
+        scale: float = 1.0,
+    ) -> Ran:
+        """Run forward and backward within `modes`, and forward within `forward` as well."""
         self.put_back()
         with contextlib.ExitStack() as around:
-            around.enter_context(on_the_cpu())
+            around.enter_context(_CpuForCuda())
             if self.wide:
-                around.enter_context(in_fp64())
+                around.enter_context(_in_fp64())
             for mode in modes:
                 around.enter_context(mode)
             with contextlib.ExitStack() as inner:
                 for mode in forward:
                     inner.enter_context(mode)
-                loss = checked(self._loss(self.model, self._own(batch)))
-            # As GradScaler does it: a loss in fp16 becomes one in fp32.
-            (loss * torch.tensor(scale) if scale != 1.0 else loss).backward()
-        return Ran(float(loss.detach()), self._gradient(scale), self._buffers())
+                loss = _checked(self._loss(self.model, self._own(batch)))
+            # Like GradScaler: a loss in fp16 becomes one in fp32.
+            torch.autograd.backward(loss * torch.tensor(scale) if scale != 1.0 else loss)
+        gradient = torch.cat([as_vector(parameter) for _, parameter in self.parameters])
+        return Ran(float(loss.detach()), gradient / scale, self._buffers())
 
     def put_back(self) -> None:
-        """Buffers, gradients and generators as they were at first."""
+        """Restore the initial buffers and generators, and clear the gradients."""
         self.model.zero_grad(set_to_none=True)
         with torch.no_grad():
-            for module, name, buffer, value in self._kept:
+            for module, name, buffer, value in self._at_first:
                 buffer.detach_().copy_(value)
                 module._buffers[name] = buffer
         seed_everything(self._seed + 1)
 
+    def buffers_at_first(self) -> dict[str, torch.Tensor]:
+        self.put_back()
+        return self._buffers()
+
     @contextlib.contextmanager
-    def rounded(self, dtype: Any) -> Iterator[None]:
-        """Within this, weights are as if they came from `dtype`."""
+    def rounded(self, dtype: torch.dtype) -> Iterator[None]:
+        """Round the weights to `dtype` within this context."""
         before = [parameter.detach().clone() for _, parameter in self.parameters]
         with torch.no_grad():
             for _, parameter in self.parameters:
@@ -111,52 +133,54 @@ class Trial:
                     parameter.copy_(value)
 
     def _own(self, batch: Any) -> Any:
-        """The batch, as a copy that the user's code may change."""
+        """Return a copy of the batch that the user's code may change."""
 
         def fresh(_: str, leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 return copy.copy(leaf)
-            leaf = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+            leaf = own_tensor(leaf)
             return leaf.to(_WIDE.get(leaf.dtype, leaf.dtype)) if self.wide else leaf
 
         return mapped(batch, fresh)
 
-    def _gradient(self, scale: float) -> Any:
-        return torch.cat([_as_vector(parameter) for _, parameter in self.parameters]) / scale
-
-    def _buffers(self) -> dict[str, Any]:
+    def _buffers(self) -> dict[str, torch.Tensor]:
         return {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
 
-    def by_parameter(self, gradient: Any) -> Iterator[tuple[str, Any]]:
-        """The parts of a gradient, by the parameter's name."""
-        sizes = [_num_values(parameter) for _, parameter in self.parameters]
+    def by_parameter(self, gradient: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the parts of a gradient, by parameter name."""
+        sizes = [p.numel() * (2 if p.is_complex() else 1) for _, p in self.parameters]
         names = [name for name, _ in self.parameters]
         return zip(names, gradient.split(sizes), strict=True)
 
 
 def widest(workload: Workload, run: Callable[[Trial], T]) -> tuple[Trial, T, tuple[str, ...]]:
-    """A run in fp64; where the user's code does not take that, in fp32, which is said."""
+    """Run in fp64, or in fp32 if the user's code does not support fp64; a note then says so."""
     try:
         trial = Trial(workload, wide=True)
         return trial, run(trial), ()
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = one_line(error, 120)
     trial = Trial(workload, wide=False)
-    # What fails here as well is the workload's own error.
+    # If this fails too, the error is the workload's own.
     return trial, run(trial), (f"compared in fp32, because fp64 fails here: {reason}",)
 
 
-def built(workload: Workload) -> Any:
-    """The user's model, in training mode; one with parts in eval mode stays so (frozen norms)."""
+def one_line(error: BaseException, most: int) -> str:
+    """Return the start of an error's message, on one line."""
+    return " ".join(str(error).split())[:most]
+
+
+def _built(workload: Workload) -> nn.Module:
+    """Return the user's model in training mode; parts in eval mode stay so (frozen norms)."""
     make: Any = workload.model
-    model = copy.deepcopy(make) if isinstance(make, torch.nn.Module) else make()
+    model: nn.Module = copy.deepcopy(make) if isinstance(make, nn.Module) else make()
     if not any(module.training for module in model.modules()):
-        model.train()  # as from_pretrained returns it
+        model.train()  # from_pretrained returns it in eval mode
     return model.cpu()
 
 
-def checked(loss: Any) -> Any:
-    """A loss that backward can start from. Raises UsageError."""
+def _checked(loss: Any) -> torch.Tensor:
+    """Return a loss that backward can start from. Raises UsageError."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise UsageError(
@@ -171,35 +195,35 @@ def checked(loss: Any) -> Any:
     return loss.reshape(())
 
 
-def rounded_batch(batch: Any, dtype: Any) -> Any:
-    """The batch, with values as if they came from `dtype`."""
+def own_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy that the user's code may change."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def rounded_batch(batch: Any, dtype: torch.dtype) -> Any:
+    """Return the batch with its values rounded to `dtype`."""
     return mapped(batch, lambda _, leaf: _rounded(leaf, dtype))
 
 
-def _rounded(value: Any, dtype: Any) -> Any:
+def _rounded(value: Any, dtype: torch.dtype) -> Any:
     is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
     return value.to(dtype).to(value.dtype) if is_float else value
 
 
-def _as_vector(parameter: Any) -> Any:
-    gradient = parameter.grad
-    if gradient is None:
-        gradient = torch.zeros_like(parameter)
+def as_vector(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of a parameter, flat and in fp64; zeros if it has none."""
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     gradient = gradient.detach()
     gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
     flat = torch.view_as_real(gradient) if gradient.is_complex() else gradient
     return flat.reshape(-1).double()
 
 
-def _num_values(parameter: Any) -> int:
-    return int(parameter.numel()) * (2 if parameter.is_complex() else 1)
-
-
-# ---- where and in what is computed -------------------------------------------------------------
+# ---- device and precision ----------------------------------------------------------------------
 
 
 class _CpuForCuda(TorchFunctionMode):
-    """What the user's code sends to a GPU stays here."""
+    """Keeps on the CPU what the user's code sends to a GPU."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -216,29 +240,22 @@ def _on_cpu(argument: Any) -> Any:
     return torch.device("cpu") if is_text or is_gpu else argument
 
 
-def on_the_cpu() -> Any:
-    return _CpuForCuda()
-
-
 class Widened(EveryOp):
-    """A cast to less than a dtype is none, and what comes from outside in less is taken in it.
-
-    Autocast's own casts are among these, wherever it is switched on.
-    """
+    """Ignores casts to narrower dtypes, including autocast's, and widens narrower inputs."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self._dtype, self._narrower = dtype, _NARROWER.get(dtype, {})
 
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = {name: self._widened(value) for name, value in (kwargs or {}).items()}
+    def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kwargs = {name: self._widened(value) for name, value in kwargs.items()}
         args = tuple(map(self._widened, args))
         if not op._schema.is_mutable and self._is_mixed((args, kwargs)):
             args, kwargs = tree_map(self._as_wide, (args, kwargs))
         return op(*args, **kwargs)
 
     def _is_mixed(self, tree: Any) -> bool:
-        """fp64 beside less, as where a loss has weights of its own."""
+        """Return whether the wide dtype meets narrower ones, such as a loss's own weights."""
         found = {t.dtype for t in tree_leaves(tree) if isinstance(t, torch.Tensor)}
         return self._dtype in found and bool(found & self._narrower.keys())
 
@@ -253,8 +270,8 @@ class Widened(EveryOp):
 
 
 @contextlib.contextmanager
-def in_fp64() -> Iterator[None]:
-    """What is made in here is in fp64, and stays in it."""
+def _in_fp64() -> Iterator[None]:
+    """Create tensors in fp64 and keep them in it."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

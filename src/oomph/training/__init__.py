@@ -1,4 +1,4 @@
-"""A way to train -> put on the user's model and optimizer. Needs torch.
+"""Apply a training variant to the user's model and optimizer, and train with it. Needs torch.
 
-What is rehearsed is what is applied: the rehearsal is handed the functions of this room.
+The rehearsal calls these same functions, so it rehearses exactly what is applied.
 """

@@ -1,16 +1,17 @@
-"""The state of training before a step -> the same again, after a step that could not be finished.
+"""Save the training state before a step, and restore it if the step cannot be finished.
 
-Kept are gradients, torch's generators, and what a forward writes into the model and other modules
-that it uses (rollback_state.py). Weights and the optimizer's state change only in the update, which
-has its own guard (rollback_update.py). When nothing fails this is a few microseconds.
-
-Several Steppers may train parts of one whole, as the two of a GAN do: the generator's loss goes
-through the discriminator and leaves gradients there, and running statistics. A Stepper's gradients
-are its own: what other Steppers have accumulated is put aside while one runs, and put back.
-
-Not kept: what is neither in a module nor found from the loss, and generators that the user made
-elsewhere. Those of Python and numpy are kept if asked for: reading them takes longer than the rest.
+Saved are gradients, torch's generators, and what a forward writes into the model and other modules
+it uses (rollback_state.py). Weights and optimizer state change only in the update, which has its
+own guard (update.py). If nothing fails, this costs a few microseconds.
 """
+
+# Several Steppers may train parts of one model, like the two of a GAN: the generator's loss goes
+# through the discriminator and leaves gradients and running statistics there. Each Stepper owns its
+# gradients: while one runs, those accumulated by others are set aside, then put back.
+#
+# Not saved: state that is neither in a module nor reachable from the loss, and generators that the
+# user made elsewhere. Python's and numpy's generators are saved only on request, because reading
+# them takes longer than all the rest.
 
 from __future__ import annotations
 
@@ -18,86 +19,72 @@ import gc
 import random
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from oomph.errors import UsageError
 from oomph.training.rollback_state import State, modules_used_by
 
 _Restore = Callable[[Any], Any]
-Rngs = list[tuple[_Restore, Any]]  # how to restore each generator, and what to
+Rngs = list[tuple[_Restore, Any]]  # (function that restores a generator, its state)
 
 
-class Rollback:
-    """One point to go back to; `take` makes it, `undo` goes there, as often as is needed."""
+def parameters_of(*optimizers: Optimizer) -> list[nn.Parameter]:
+    return [p for each in optimizers for group in each.param_groups for p in group["params"]]
+
+
+class Rollback(State):
+    """A point to return to: `take` sets it, `undo` returns there, any number of times."""
 
     def __init__(
         self,
-        model: Any,
-        optimizers: Iterable[Any],
+        model: nn.Module,
+        optimizers: Iterable[Optimizer],
         *,
         keeps_other_rngs: bool,
         loss: Any = None,
         beside: Iterable[nn.Module] = (),
         updates_in_backward: bool = False,
     ) -> None:
-        """loss: the modules that it names are kept, too. beside: more of them."""
+        """loss: modules it refers to are saved too. beside: further modules."""
+        super().__init__()
         self._model, self._optimizers = model, tuple(optimizers)
         self.loss, self._beside = loss, tuple(beside)
-        self._keeps_other_rngs = keeps_other_rngs
-        self._parameters: list[Any] = []
+        self._keeps_other_rngs, self._updates_in_backward = keeps_other_rngs, updates_in_backward
+        self._parameters: list[Tensor] = []
         self._shape: list[int] = []
-        self._gradients: list[tuple[Any, Any]] = []
-        self._state = State(self._roots, self._find_updated if updates_in_backward else tuple)
+        self._gradients: list[tuple[Tensor, Tensor]] = []
         self._rngs: Rngs = []
 
     def take(self, *, keeps_gradients: bool = True) -> None:
-        """keeps_gradients=False: those that are there have been used."""
+        """Save the state. keeps_gradients=False skips gradients, which have been used."""
         self._find_parameters()
-        kept = [p for p in self._parameters if keeps_gradients and p.grad is not None]
-        self._gradients = [(p, on_host(p.grad)) for p in kept]
-        self._rngs = rng_states(self._device_kind(), self._keeps_other_rngs)
-        self._state.take()
+        parameters = self._parameters if keeps_gradients else []
+        self._gradients = [(p, on_host(p.grad)) for p in parameters if p.grad is not None]
+        device_kind = self._parameters[0].device.type if self._parameters else "cpu"
+        self._rngs = rng_states(device_kind, self._keeps_other_rngs)
+        super().take()
 
-    def parameters(self) -> list[Any]:
-        """Every parameter that a gradient may be added to."""
+    def parameters(self) -> list[Tensor]:
+        """Return every parameter that may receive a gradient."""
         return self._parameters
 
     def undo(self) -> None:
-        """Raises OomphError that names what cannot be set back, when all else has been."""
+        """Restore the state. Raises OomphError at the end, naming what cannot be restored."""
         for parameter in self._parameters:
             parameter.grad = None
         for parameter, gradient in self._gradients:
             parameter.grad = gradient.to(parameter.device, copy=True)
         restore_rngs(self._rngs)
-        torch.clear_autocast_cache()  # weights that were cast, and the graph that they are in
-        self._state.undo()
-
-    def observe(self) -> None:
-        """After an attempt that went well. Raises OomphError if the one before left something."""
-        self._state.observe()
-
-    def written(self) -> list[str]:
-        """The names of what a forward has changed since the last `undo`, beside gradients."""
-        return self._state.written()
-
-    def pause(self) -> None:
-        """After a batch, when more of them belong to the step."""
-        self._state.pause()
-
-    def resume(self) -> None:
-        """Before the next: what was written since is not undone."""
-        self._state.resume()
-
-    def _device_kind(self) -> str:
-        kind: str = self._parameters[0].device.type if self._parameters else "cpu"
-        return kind
+        torch.clear_autocast_cache()  # cast weights, and the graph they belong to
+        super().undo()
 
     def _find_parameters(self) -> None:
-        """Every parameter that a gradient may be added to; found again when groups are added."""
+        """Find every parameter that may receive a gradient; again when groups are added."""
         groups = [group["params"] for each in self._optimizers for group in each.param_groups]
         shape = [len(group) for group in groups]
         if shape == self._shape:
@@ -106,78 +93,76 @@ class Rollback:
         both = [*self._model.parameters(), *(p for group in groups for p in group)]
         self._parameters = list({id(parameter): parameter for parameter in both}.values())
 
-    def _find_updated(self) -> Iterator[Any]:
-        return (
-            parameter
-            for each in self._optimizers
-            for group in each.param_groups
-            for parameter in group["params"]
-        )
+    def _updated(self) -> list[nn.Parameter]:
+        return parameters_of(*self._optimizers) if self._updates_in_backward else []
 
     def _roots(self) -> list[nn.Module]:
         return [self._model, *self._beside, *modules_used_by(self.loss)]
 
 
-# ---- several that train parts of one whole -----------------------------------------------------
-
-
 class OwnRollback(Rollback):
-    """A Stepper's: gradients are its own.
+    """The rollback of a Stepper, which owns its gradients.
 
-    At the beginning of a step there are none: what is there is dropped, as `zero_grad` before
-    `backward` does it, unless the Stepper adds to it (`keeps_gradients`).
+    A step starts without gradients: existing ones are dropped, like `zero_grad` before `backward`,
+    unless the Stepper adds to them (`keeps_gradients`).
     """
 
     _others: ClassVar[weakref.WeakSet[OwnRollback]] = weakref.WeakSet()
 
     def __init__(
         self,
-        model: Any,
-        optimizers: Iterable[Any],
+        model: nn.Module,
+        optimizers: Iterable[Optimizer],
         *,
         keeps_gradients: bool = False,
         say: Callable[[str], None],
         **options: Any,
     ) -> None:
         super().__init__(model, optimizers, **options)
-        self._keeps_gradients, self._say, self._has_said = keeps_gradients, say, False
-        self._own: set[int] = set()  # identities of the optimizers' parameters
-        self._aside: list[tuple[Any, Any]] = []
-        self._is_begun = False  # batches have been accumulated
+        self._keeps_gradients, self._say, self._has_warned = keeps_gradients, say, False
+        self._own: set[int] = set()  # ids of the optimizers' parameters
+        self._aside: list[tuple[Tensor, Tensor | None]] = []
+        self.is_begun = False  # gradients are being accumulated, maybe since before a checkpoint
         self._others.add(self)
 
     # ---- around each batch ---------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Put the gradients of other Steppers aside."""
+        """Set aside the gradients of other Steppers."""
         self._aside = []
         if len(self._others) == 1:
             return
         self._find_parameters()
         if any(map(self._would_add_to, self._others)):
-            gc.collect()  # of a Stepper that nobody has any more
+            gc.collect()  # a Stepper that is no longer in use
         for other in self._others:
             if other is not self:
                 other._find_parameters()
                 self._put_aside(other)
 
     def _would_add_to(self, other: OwnRollback) -> bool:
-        """Has another one accumulated gradients where this one's go?"""
-        is_begun = other is not self and other._is_begun and not self._is_begun
+        """Return whether another Stepper has accumulated gradients where this one's go."""
+        is_begun = other is not self and other.is_begun and not self.is_begun
         return is_begun and any(
             id(p) in self._own and p.grad is not None for p in other._parameters
         )
 
     def _put_aside(self, other: OwnRollback) -> None:
         if self._would_add_to(other):
-            raise _both_accumulate()
+            raise UsageError(
+                "two Steppers accumulate gradients of the same parameters",
+                because="another Stepper has begun a step, and its gradients would be added to"
+                " this one's",
+                attempt="one Stepper with both optimizers: Stepper(model, [one, other], loss); or"
+                " flush() on one before the other begins",
+            )
         for parameter in other._parameters:
             if id(parameter) not in self._own and id(parameter) in other._own:
                 self._aside.append((parameter, parameter.grad))
                 parameter.grad = None
 
     def leave(self) -> None:
-        """Put them back, and drop what this one's backward has left there."""
+        """Put other Steppers' gradients back, and drop what this backward left there."""
         for parameter, gradient in self._aside:
             parameter.grad = gradient
         self._aside = []
@@ -188,54 +173,47 @@ class OwnRollback(Rollback):
         self._find_parameters()
         keeps = keeps_gradients or self._keeps_gradients
         if not keeps:
-            self._drop_gradients()
+            self._drop_leftovers()
         super().take(keeps_gradients=keeps)
-        self._is_begun = True
+        self.is_begun = True
 
     def undo(self) -> None:
         for parameter, _ in self._aside:
             parameter.grad = None
         super().undo()
 
-    def begin(self) -> None:
-        """Gradients were accumulated before a checkpoint, and are there."""
-        self._is_begun = True
-
     def drop_gradients(self) -> None:
-        """Also those that were to come back."""
+        """Drop the gradients, including the saved ones."""
         self._gradients = []
         for parameter in self.parameters():
             parameter.grad = None
 
-    def end(self) -> None:
-        """The optimizer has stepped, or the step is given up."""
-        self._is_begun = False
-
-    def own_parameters(self) -> list[Any]:
-        """As `parameters`, between two batches."""
+    def own_parameters(self) -> list[Tensor]:
+        """Return `parameters` between two batches, when no gradients are set aside."""
         self.enter()
         try:
             return self.parameters()
         finally:
             self.leave()
 
-    def parameters(self) -> list[Any]:
-        """Whose gradients are this Stepper's: the model's and the optimizers', not another's."""
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters of the model and optimizers, without those of other Steppers."""
         self._find_parameters()
         others = {id(parameter) for parameter, _ in self._aside}
         return [parameter for parameter in self._parameters if id(parameter) not in others]
 
-    def _drop_gradients(self) -> None:
+    def _drop_leftovers(self) -> None:
+        """Drop gradients from before the step, and warn of them once."""
         dropped = [p for p in self._parameters if p.grad is not None]
         others = {id(parameter) for parameter, _ in self._aside} if dropped else set()
         dropped = [p for p in dropped if id(p) not in others]
         for parameter in dropped:
             parameter.grad = None
-        if dropped and not self._has_said:
-            self._has_said = True
-            self._say(self._told_of(dropped))
+        if dropped and not self._has_warned:
+            self._has_warned = True
+            self._say(self._in_words(dropped))
 
-    def _told_of(self, dropped: list[Any]) -> str:
+    def _in_words(self, dropped: list[Tensor]) -> str:
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         first = names.get(id(dropped[0]), "a parameter of the optimizer")
         rest = f" and {len(dropped) - 1} more" if len(dropped) > 1 else ""
@@ -253,24 +231,15 @@ class OwnRollback(Rollback):
         before = self._parameters
         super()._find_parameters()
         if self._parameters is not before:
-            self._own = {id(parameter) for parameter in self._find_updated()}
+            self._own = {id(parameter) for parameter in parameters_of(*self._optimizers)}
 
     def _roots(self) -> list[nn.Module]:
         others = [other._model for other in self._others if other is not self]
         return [*super()._roots(), *others]
 
 
-def _both_accumulate() -> UsageError:
-    return UsageError(
-        "two Steppers accumulate gradients of the same parameters",
-        because="another Stepper has begun a step, and its gradients would be added to this one's",
-        attempt="one Stepper with both optimizers: Stepper(model, [one, other], loss); or"
-        " flush() on one before the other begins",
-    )
-
-
-def on_host(tensor: Any) -> Any:
-    """A copy that takes no memory of the GPU."""
+def on_host(tensor: Tensor) -> Tensor:
+    """Return a copy that uses no GPU memory."""
     return tensor.detach().to("cpu", copy=True)
 
 

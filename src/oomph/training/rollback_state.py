@@ -1,15 +1,26 @@
-"""What a forward writes beside gradients -> the same again, after an attempt that failed.
+"""Record state that a forward writes, other than gradients, and restore it after a failed attempt.
 
-Models keep state in many places: running statistics and codebooks (buffers), momentum encoders
-(parameters that no optimizer has), queues and their pointers (plain attributes). Most writes can be
-seen: torch counts them (`_version`), or another tensor stands in the place. Writes through `.data`
-and those of batch_norm cannot. So the first step, the second, the fourth and so on are observed:
-checksums before and after tell what a forward writes, and that is copied before each step from then
-on. In the first step there are copies of everything.
-
-What was written and has no copy is refused by name. After an undo the next attempt is observed,
-too: what changes in it without being seen was changed by the one that failed, as well.
+Most writes can be detected: torch counts them (`_version`), or a different tensor is registered.
+Writes through `.data` and those of batch_norm cannot, so some steps are observed with checksums. If
+something was written and has no copy, an error names it.
 """
+
+# Kinds of state, and what restores them:
+#
+#   parameters, large tensors    _Group: copied once a forward is known to write them
+#   buffers, small tensors       _Group: copied whenever they have changed
+#   where they are registered    _Slot: if replaced, the original tensor is put back
+#   plain attributes             _Holder: values, and contents of lists, dicts, sets and generators
+#   train or eval mode           State
+#
+# Running statistics and codebooks are buffers; momentum encoders are parameters without an
+# optimizer; queues and their pointers are plain attributes.
+#
+# Steps 1, 2, 4, 8 and so on are observed: checksums before and after show what a forward writes,
+# and that is copied before every later step. In the first step everything is copied.
+#
+# After an undo, the next attempt is observed too: if it changes a tensor undetected, the failed
+# attempt changed that tensor as well.
 
 from __future__ import annotations
 
@@ -19,75 +30,77 @@ import itertools
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import is_not
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from oomph.errors import OomphError
-from oomph.training.out_of_memory import is_out_of_memory
-from oomph.training.recovery import release, tried_twice
-from oomph.units import GIB, MIB
+from oomph.training.recovery import if_memory_allows, tried_twice
+from oomph.units import GIB, KIB, MIB
 
-# Of everything, in the first step, on the host: what a forward writes is not known yet.
+# Judgement: copies of everything, on the host, in the first step, when it is not yet known what a
+# forward writes.
 _MOST_FIRST_BYTES = 2 * GIB
-# Of what is copied before each step, on its own device, which is quick. The rest: on the host.
+# Judgement: copies made before each step, kept on the tensor's own device, which is fast. The rest
+# go to the host.
 _MOST_NEAR_BYTES = 64 * MIB
-# Plain attributes: larger tensors are not copied but kept alive, and all of these together may
-# take _MOST_NEAR_BYTES. A model may have left activations there, for somebody to look at.
+# Judgement, for plain attributes: larger tensors are kept alive instead of copied, and all of them
+# together may take _MOST_NEAR_BYTES. A model may leave activations there for inspection.
 _MOST_COPIED_BYTES = MIB
-_MOST_ENTRIES = 1000  # of a list that is looked through for modules: a data set has more
+_MOST_COUNTER_BYTES = 64 * KIB  # judgement: counters of metrics are kept however full it is
+_MOST_ENTRIES = 1000  # judgement: longer lists are not searched for modules; they may be data sets
 _INTERNAL = frozenset(vars(nn.Module()))
 _NOT_THERE = object()
 
 
 class State:
-    """Everything that some modules hold, at one point."""
+    """Everything that some modules hold, at one moment."""
 
-    def __init__(
-        self,
-        roots: Callable[[], Iterable[nn.Module]],
-        updated: Callable[[], Iterable[Any]] = lambda: (),
-    ) -> None:
-        """roots: asked again in steps that are observed, and when a module has got something.
-
-        updated: parameters that an attempt updates, which is not undone here.
-        """
-        self._roots, self._updated = roots, updated
+    def __init__(self) -> None:
         self._num_taken = 0
-        self._is_observed = False
         self._modules: list[nn.Module] = []
         self._is_training: list[bool] = []
         self._holders: list[_Holder] = []
         self._slots: list[_Slot] = []
         self._in_slots: list[Any] = []
-        self._lazy: list[bool] = []  # parameters that the first forward makes
-        self._parameters, self._others = _Group(), _Group()
+        self._lazy: list[bool] = []  # parameters that the first forward creates
+        self._large, self._small = _Group(), _Group()  # parameters, and buffers
+
+    def _roots(self) -> list[nn.Module]:
+        """Return the modules; called in observed steps, and when a module has gained something."""
+        raise NotImplementedError
+
+    def _updated(self) -> Iterable[Tensor]:
+        """Return the parameters that an attempt updates; they are not restored here."""
+        return ()
 
     def take(self) -> None:
+        """Save the state: it is what `undo` returns to, any number of times."""
         number = self._num_taken = self._num_taken + 1
-        self._is_observed = number & (number - 1) == 0  # 1, 2, 4, 8, ...
-        if number == 2:
-            self._parameters.forget_copies()
-        if self._is_observed or any(holder.has_grown() for holder in self._holders):
+        is_observed = number & (number - 1) == 0  # 1, 2, 4, 8, ...
+        if number == 2:  # of the first step's copies, those known to be written are made again
+            for each in self._large.kept.values():
+                each.copy = None
+        if is_observed or any(holder.has_grown() for holder in self._holders):
             self._look()
         self._take_places()
         self._is_training = [module.training for module in self._modules]
-        self._parameters.copy_moving()
-        self._others.copy_changed()
+        self._large.copy_moving()
+        self._small.copy_changed()
         if number == 1:
-            self._parameters.copy_all()
-        for group in (self._parameters, self._others):
-            group.record(with_sums=self._is_observed)
+            self._large.copy_all()
+        for group in (self._large, self._small):
+            group.record(with_sums=is_observed)
 
     def undo(self) -> None:
-        """Raises OomphError that names what cannot be set back, when all else has been."""
+        """Restore the state. Raises OomphError at the end, naming what cannot be restored."""
         lost = [name for holder in self._holders for name in holder.undo()]
         for slot, tensor, was_lazy in zip(self._slots, self._in_slots, self._lazy, strict=True):
             if slot.place.get(slot.key) is not tensor:
@@ -97,22 +110,22 @@ class State:
         for module, is_training in zip(self._modules, self._is_training, strict=True):
             if module.training is not is_training:
                 module.training = is_training
-        for group in (self._parameters, self._others):
+        for group in (self._large, self._small):
             lost += group.undo()
         if lost:
-            raise cannot_be_set_back(lost)
+            raise cannot_be_undone(lost)
 
     def observe(self) -> None:
-        """After an attempt that went well, before the update.
+        """Learn what a forward writes, after a successful attempt and before the update.
 
-        Raises OomphError if the one before has changed what could not be seen to change.
+        Raises OomphError if the previous attempt changed something undetected.
         """
-        lost = [name for group in (self._parameters, self._others) for name in group.observe()]
+        lost = [name for group in (self._large, self._small) for name in group.observe()]
         if lost:
-            raise cannot_be_set_back(lost)
+            raise cannot_be_undone(lost)
 
     def written(self) -> list[str]:
-        """The names of what is another since it was taken or set back."""
+        """Return the names of everything changed since it was recorded or restored."""
         pairs = zip(self._slots, self._in_slots, strict=True)
         names = [slot.name for slot, tensor in pairs if slot.place.get(slot.key) is not tensor]
         for part in self._parts():
@@ -122,29 +135,29 @@ class State:
     # ---- between the batches of one step -------------------------------------------------------
 
     def pause(self) -> None:
-        """After a batch, when more of them belong to the step: somebody else may write now."""
+        """Record the state after a batch, before other code writes between the step's batches."""
         for part in self._parts():
             part.pause()
 
     def resume(self) -> None:
-        """What was written since is not of an attempt: it is not undone, as it is not repeated."""
+        """Accept what other code wrote since: an undo must keep it, as no attempt repeats it."""
         for part in self._parts():
             part.resume()
 
     def _parts(self) -> list[_Group | _Holder]:
-        return [*self._holders, self._parameters, self._others]
+        return [*self._holders, self._large, self._small]
 
-    # ---- places --------------------------------------------------------------------------------
+    # ---- where tensors are registered ----------------------------------------------------------
 
     def _look(self) -> None:
-        """Find modules, and where they have tensors. What is known of these stays known."""
+        """Find the modules and where they register tensors, keeping what is known of them."""
         named = list(_named_modules(self._roots()))
         self._modules = [module for _, module in named]
         known = {id(holder.module): holder for holder in self._holders}
         self._holders = [
             known.get(id(module)) or _Holder(name, module)
             for name, module in named
-            # Torch's own modules have no state in plain attributes.
+            # Torch's own modules keep no state in plain attributes.
             if not type(module).__module__.startswith("torch.")
         ]
         self._slots = list(_slots(named))
@@ -158,7 +171,7 @@ class State:
             updated = {id(parameter) for parameter in self._updated()}
             for slot, tensor in zip(self._slots, now, strict=True):
                 if tensor is not None and id(tensor) not in updated:
-                    group = self._parameters if slot.is_parameter else self._others
+                    group = self._large if slot.is_parameter else self._small
                     group.add(tensor, slot.name, slot.norm)
         room_bytes = _MOST_NEAR_BYTES
         for holder in self._holders:
@@ -166,19 +179,16 @@ class State:
             room_bytes -= holder.num_bytes
         if is_changed:
             for name, tensor in (named for holder in self._holders for named in holder.tensors):
-                if id(tensor) not in self._parameters.kept:
+                if id(tensor) not in self._large.kept:
                     is_small = tensor.numel() * tensor.element_size() <= _MOST_COPIED_BYTES
-                    (self._others if is_small else self._parameters).add(tensor, name)
-            self._drop_gone()
-
-    def _drop_gone(self) -> None:
-        held = set(map(id, self._in_slots))
-        held.update(id(tensor) for holder in self._holders for _, tensor in holder.tensors)
-        for group in (self._parameters, self._others):
-            group.keep_only(held)
+                    (self._small if is_small else self._large).add(tensor, name)
+            ids = set(map(id, self._in_slots))
+            ids.update(id(tensor) for holder in self._holders for _, tensor in holder.tensors)
+            for group in (self._large, self._small):
+                group.keep_only(ids)
 
 
-def cannot_be_set_back(names: list[str]) -> OomphError:
+def cannot_be_undone(names: list[str]) -> OomphError:
     rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return OomphError(
         "oomph cannot undo the attempt that ran out of memory",
@@ -192,13 +202,13 @@ def cannot_be_set_back(names: list[str]) -> OomphError:
 
 @dataclass(slots=True)
 class _Kept:
-    """A tensor and what was in it."""
+    """A tensor and a copy of its content."""
 
     name: str
-    tensor: Any
-    norm: Any = None  # the module that writes it without counting, when it is in training
+    tensor: Tensor
+    norm: nn.Module | None = None  # writes it uncounted in training mode
     copy: Any = None
-    moves: bool = False  # a forward has written it: it is copied before each step
+    moves: bool = False  # a forward has written it, so it is copied before each step
     is_near: bool = False
 
     @property
@@ -207,7 +217,7 @@ class _Kept:
 
     @property
     def is_written_unseen(self) -> bool:
-        """batch_norm writes running statistics without counting it as a change (torch 2.13)."""
+        """Return whether batch_norm writes it without counting it as a change (torch 2.13)."""
         return self.norm is not None and bool(self.norm.training)
 
     def put_back(self) -> None:
@@ -220,17 +230,21 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Group:
-    """Tensors that are copied by one rule, and how they were when they were recorded."""
+    """Tensors copied by one rule, and their state when last recorded."""
 
-    kept: dict[int, _Kept] = field(default_factory=dict)  # by the identity of the tensor
+    kept: dict[int, _Kept] = field(default_factory=dict)  # by id of the tensor
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)  # versions and addresses
-    sums: dict[int, Any] = field(default_factory=dict)  # while attempts are observed
+    sums: dict[int, Any] = field(default_factory=dict)  # checksums, while attempts are observed
     near_bytes: int = 0
     is_again: bool = False  # an attempt has failed since
     paused: dict[int, Any] = field(default_factory=dict)
 
-    def add(self, tensor: Any, name: str, norm: Any = None) -> None:
-        if id(tensor) not in self.kept and not is_lazy(tensor) and _has_memory(tensor):
+    def add(self, tensor: Tensor, name: str, norm: nn.Module | None = None) -> None:
+        if id(tensor) in self.kept or is_lazy(tensor):
+            return
+        # Sparse, nested and quantised tensors have no memory of their own.
+        is_plain = tensor.layout is torch.strided and not tensor.is_nested
+        if is_plain and not is_traceable_wrapper_subclass(tensor):
             self.kept[id(tensor)] = _Kept(name, tensor, norm)
 
     def keep_only(self, identities: set[int]) -> None:
@@ -251,7 +265,7 @@ class _Group:
                 self._copy(each)
 
     def copy_changed(self) -> None:
-        """What has changed since it was copied last, and what is known to move."""
+        """Copy tensors that have changed since their last copy or are known to be written."""
         for key, each in self.kept.items():
             if each.copy is None and not self.seen:
                 # On the host at first: most never change, and some are large (masks, tables).
@@ -266,11 +280,6 @@ class _Group:
             if left_bytes >= 0:
                 each.copy = _on_host(each.tensor)
 
-    def forget_copies(self) -> None:
-        """Of the first step. What moves is copied again."""
-        for each in self.kept.values():
-            each.copy = None
-
     def _copy(self, kept: _Kept) -> None:
         is_there = kept.copy is not None and kept.copy.shape == kept.tensor.shape
         if is_there and kept.is_near:
@@ -284,13 +293,13 @@ class _Group:
     # ---- after an attempt ----------------------------------------------------------------------
 
     def undo(self) -> Iterator[str]:
-        """Set back what was written; the names of what cannot be."""
+        """Restore what was written; yield the names of what cannot be restored."""
         sums = _sums(self.kept) if self.sums else {}
         for key, each in self.kept.items():
             if not self._has_changed(key, sums):
                 continue
             if each.copy is None or (self.is_again and self._is_unseen(key)):
-                each.moves = True  # and is copied from the next step on
+                each.moves = True  # so it is copied from the next step on
                 yield each.name
             else:
                 each.put_back()
@@ -307,14 +316,14 @@ class _Group:
         return self._is_seen(key)
 
     def observe(self) -> Iterator[str]:
-        """Learn what moves; the names of what the attempt before has changed for good."""
+        """Learn what a forward writes; yield names that the failed attempt changed for good."""
         if not self.sums:
             return
         sums = _sums(self.kept)
         if not sums:
             return
         for key, each in self.kept.items():
-            # The first write of an average may be of what is there.
+            # Check the version too: the first write of an average may store the same values.
             is_written = key in self.seen and self.seen[key][0] != each.tensor._version
             is_written = is_written or sums.get(key) != self.sums.get(key, sums.get(key))
             if is_written and not each.moves:
@@ -350,7 +359,7 @@ class _Group:
                 self._copy(each)
 
     def _is_unseen(self, key: int) -> bool:
-        """What has changed it is neither known nor seen: so it had changed it before, too."""
+        """Return whether a change was undetected; then the earlier attempt made it too."""
         each = self.kept[key]
         return not (each.moves or each.is_written_unseen or self._is_seen(key))
 
@@ -358,41 +367,35 @@ class _Group:
         return self.seen.get(key) != _seen(self.kept[key].tensor)
 
 
-def _on_host(tensor: Any) -> Any:
-    """A copy that takes no memory of the GPU; what counts the model's ops does not see it."""
+def _on_host(tensor: Tensor) -> Tensor:
+    """Copy to the host, using no GPU memory and hidden from modes that count the model's ops."""
     with _disable_current_modes():
         return tensor.detach().to("cpu", copy=True)
 
 
-def _seen(tensor: Any) -> tuple[int, int]:
-    """Another one after each write that torch counts, or that puts other memory there."""
+def _seen(tensor: Tensor) -> tuple[int, int]:
+    """Return a value that changes with each write that torch counts and with each new storage."""
     return tensor._version, tensor.data_ptr()
 
 
-def _has_memory(tensor: Any) -> bool:
-    """Of its own: tensors made of others (sparse, nested, quantised) have none."""
-    is_plain = tensor.layout is torch.strided and not tensor.is_nested
-    return bool(is_plain and not is_traceable_wrapper_subclass(tensor))
+def _version(tensor: Tensor) -> int | None:
+    """Return torch's count of writes, which every kind of tensor has except those of inference."""
+    return None if tensor.is_inference() else tensor._version
 
 
-_PARTS = 32
+_PARTS = 32  # judgement: sums per tensor; values swapped between parts are noticed
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def _sums(kept: dict[int, _Kept]) -> dict[int, Any]:
-    """Checksums. None of any, if there is no memory for a handful of numbers."""
-    try:
-        with _disable_current_modes():
-            return tried_twice(lambda: _all_sums(kept))
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        release(error)
-        return {}
+    """Return checksums; none if there is no memory even for these few numbers."""
+    with if_memory_allows(), _disable_current_modes():
+        return tried_twice(lambda: _all_sums(kept))
+    return {}
 
 
 def _all_sums(kept: dict[int, _Kept]) -> dict[int, Any]:
-    """Waits once for each device."""
+    """Compute all checksums, synchronising once per device."""
     by_device: dict[Any, dict[int, Any]] = {}
     for key, each in kept.items():
         if each.tensor.numel() and each.tensor.device.type != "meta":
@@ -408,16 +411,16 @@ def _all_sums(kept: dict[int, _Kept]) -> dict[int, Any]:
 
 
 @torch.no_grad()
-def _checksum(tensor: Any) -> Any:
-    """Sums of bits, of parts of the tensor one by one: what moves to another place is seen."""
+def _checksum(tensor: Tensor) -> Tensor:
+    """Return bit sums of parts of a tensor, so that values moving between parts are noticed."""
     tensor = tensor.detach()
     if tensor.is_contiguous():
         flat = tensor.view(-1)
     else:
         flat = tensor.permute(*sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
-        flat = flat.reshape(-1)  # without a copy where it is dense: channels last
+        flat = flat.reshape(-1)  # no copy if it is dense, as in channels last
     flat = flat.view(_INTEGERS.get(flat.element_size(), torch.int64))
-    # Eight bytes at a time, as far as they go: several times as quick as one by one.
+    # Summing eight bytes at a time is several times faster than one by one.
     width = 8 // flat.element_size()
     if flat.storage_offset() % width:
         words, rest = flat, flat[:0]
@@ -429,18 +432,18 @@ def _checksum(tensor: Any) -> Any:
     return torch.cat([parts.sum(1, dtype=torch.int64), last.long(), rest.long()])
 
 
-# ---- where modules have them -------------------------------------------------------------------
+# ---- where modules hold state ------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Slot:
-    """The place of a parameter or a buffer."""
+    """The place where a parameter or buffer is registered."""
 
     place: dict[str, Any]
     key: str
     name: str
     is_parameter: bool
-    norm: Any
+    norm: nn.Module | None
 
 
 def _slots(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[_Slot]:
@@ -458,7 +461,7 @@ def _joined(path: str, key: str) -> str:
 
 
 class _Holder:
-    """A module, what it has in plain attributes, and which names it has registered."""
+    """A module's plain attributes, and the names it has registered."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self.module, self._path = module, path
@@ -470,7 +473,7 @@ class _Holder:
         self._contents: list[Any] = []
         self._too_large: dict[str, Any] = {}  # tensors that are not kept alive
         self._paused: dict[str, Any] = {}
-        self.tensors: list[tuple[str, Any]] = []
+        self.tensors: list[tuple[str, Tensor]] = []
         self.num_bytes = 0  # of tensors that are kept alive
 
     def has_grown(self) -> bool:
@@ -482,7 +485,7 @@ class _Holder:
         )
 
     def take(self, room_bytes: int) -> bool:
-        """Are other tensors there than the last time?"""
+        """Record the attributes; return whether the tensors in them differ from last time."""
         if self.has_grown():
             self._registered = [tuple(place) for place in self._places]
         now, before = self.module.__dict__, self.tensors
@@ -490,7 +493,7 @@ class _Holder:
         if is_changed or self._containers or self._too_large:
             self._values = {key: now[key] for key in now if key not in _INTERNAL}
             self._find_tensors(room_bytes)
-            # It would keep alive what is too large.
+            # Keeping these values would keep alive the tensors that are too large.
             self._last = [] if self._too_large else list(now.values())
         self._contents = [_content(each) for each in self._containers]
         return [id(each) for _, each in before] != [id(each) for _, each in self.tensors]
@@ -502,11 +505,13 @@ class _Holder:
                 self._containers.append(value)
             for tensor in _tensors_in(value):
                 num_bytes = int(tensor.numel() * tensor.element_size())
-                if self.num_bytes + num_bytes <= room_bytes:
+                is_counter = value is tensor and num_bytes <= _MOST_COUNTER_BYTES
+                if is_counter or self.num_bytes + num_bytes <= room_bytes:
                     self.num_bytes += num_bytes
                     self.tensors.append((_joined(self._path, key), tensor))
                 elif value is tensor:
-                    self._too_large[key] = weakref.ref(self._values.pop(key))
+                    del self._values[key]
+                    self._too_large[key] = weakref.ref(tensor), _version(tensor)
 
     def pause(self) -> None:
         self._paused = self._identities()
@@ -529,7 +534,7 @@ class _Holder:
         self._last = []
 
     def _identities(self) -> dict[str, Any]:
-        """Of what there is, and of what is in lists and the like."""
+        """Return the identities of attributes and of the entries in lists and other containers."""
         return {
             key: (id(value), _inside(value))
             for key, value in self.module.__dict__.items()
@@ -537,14 +542,14 @@ class _Holder:
         }
 
     def written(self) -> Iterator[str]:
-        """Numbers only: tensors are kept elsewhere, and other objects often made anew."""
+        """Yield changed numbers. Tensors are tracked elsewhere; objects are often recreated."""
         now = self.module.__dict__
         for key, value in self._values.items():
             if isinstance(value, int | float) and now.get(key) != value:
                 yield _joined(self._path, key)
 
     def undo(self) -> Iterator[str]:
-        """The names of what cannot be set back."""
+        """Restore the attributes; yield the names of what cannot be restored."""
         for place, names in zip(self._places, self._registered, strict=True):
             for late in [name for name in place if name not in names]:
                 del place[late]
@@ -552,8 +557,10 @@ class _Holder:
         for key in [key for key in now if key not in _INTERNAL and key not in self._values]:
             if key not in self._too_large:
                 del now[key]
-            elif self._too_large[key]() is not now[key]:
-                yield _joined(self._path, key)
+            else:
+                kept, version = self._too_large[key]
+                if kept() is not now[key] or _version(now[key]) != version:
+                    yield _joined(self._path, key)
         now.update(self._values)
         for container, content in zip(self._containers, self._contents, strict=True):
             _refill(container, content)
@@ -586,20 +593,20 @@ def _refill(value: Any, content: Any) -> None:
         (value.extend if isinstance(value, deque) else value.update)(content)
 
 
-def _tensors_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | dict | deque | tuple):
         for each in value.values() if isinstance(value, dict) else value:
-            if isinstance(each, torch.Tensor):
+            if isinstance(each, Tensor):
                 yield each
 
 
-# ---- which modules there are ---------------------------------------------------------------------
+# ---- finding modules -----------------------------------------------------------------------------
 
 
 def _named_modules(roots: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """All modules below some, also those that are hidden in lists and plain attributes."""
+    """Yield all modules below the roots, including those hidden in lists and plain attributes."""
     seen: set[nn.Module] = set()
     waiting = [("", root) for root in roots]
     is_first = True
@@ -616,7 +623,7 @@ def _named_modules(roots: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]
 
 
 def modules_in(value: Any) -> Iterator[nn.Module]:
-    """A module, or those in a list, a tuple or a dict."""
+    """Yield a module, or those in a list, tuple or dict."""
     if isinstance(value, nn.Module):
         yield value
     elif isinstance(value, list | tuple | dict) and len(value) <= _MOST_ENTRIES:
@@ -626,11 +633,11 @@ def modules_in(value: Any) -> Iterator[nn.Module]:
 
 
 _LIBRARIES = ("torch", "numpy", "builtins", "functools", "oomph.")
-_DEPTH = 3
+_DEPTH = 3  # judgement: of references from a loss to a function or object and on from there
 
 
 def modules_used_by(function: Any) -> Iterator[nn.Module]:
-    """The modules that a function names: in its closure, globals and defaults, in its object."""
+    """Yield the modules a function refers to: in its closure, globals, defaults or bound object."""
     seen: set[int] = set()
     waiting = [(function, 0)]
     while waiting:
@@ -655,13 +662,13 @@ def _named_by(function: Any) -> Iterator[Any]:
         yield from (function.func, *function.args, *function.keywords.values())
         return
     if not isinstance(function, types.FunctionType):
-        # A method's object, or what an object has; a module of Python has too much.
+        # A method's object, or an object's attributes; a Python module has too many.
         yield from (getattr(function, "__self__", None), getattr(function, "__func__", None))
         is_object = not isinstance(function, types.ModuleType)
         yield from list(getattr(function, "__dict__", {}).values()) if is_object else ()
         return
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # it is empty yet
+        with contextlib.suppress(ValueError):  # the cell is still empty
             yield cell.cell_contents
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()

@@ -1,12 +1,12 @@
 """One effective batch in, one optimizer step out, whatever the micro-batch.
 
-step = oomph.Stepper(model, optimizer, loss, plan=plan)
-for batch in loader:
-    step(batch)
+    step = oomph.Stepper(model, optimizer, loss, plan=plan)
+    for batch in loader:
+        step(batch)
 
-A step is whole or did not happen: after an out-of-memory error, gradients, generators and buffers
-are set back and the same examples are run again in smaller pieces; after Ctrl-C or any other error
-the state is that of the last whole step. With DistributedDataParallel that holds for all ranks.
+A step completes or does not happen. After an out-of-memory error, gradients, generators and buffers
+are restored and the same examples rerun in smaller pieces. After Ctrl-C or any other error, the
+state is that of the last complete step. With DistributedDataParallel, this holds on all ranks.
 """
 
 from __future__ import annotations
@@ -16,61 +16,61 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
-from oomph.records.workload import Precision
-from oomph.training import apply, recovery_tricks, stepper_options
-from oomph.training.division import Count, Division, Split
+from oomph.records.workload import Precision, Variant
+from oomph.stability.examples import BatchDim
 from oomph.training.evaluation import Evaluation, Join, in_eval_mode
-from oomph.training.examples import BatchDim
-from oomph.training.ranks import ranks_of
-from oomph.training.recovery_of_model import recovery_for
+from oomph.training.micro_batches import Batch, Count, Division, Micro, Split, Weight
+from oomph.training.ranks import Ranks, ranks_of
+from oomph.training.recovery import NAMES, recovery_for
 from oomph.training.rollback import OwnRollback
-from oomph.training.split_check import OnDifference, SplitCheck
-from oomph.training.stepper_attempts import Attempts
-from oomph.training.stepper_batches import Batches
-from oomph.training.stepper_micro import Micro
-from oomph.training.stepper_passes import Passes
-from oomph.training.stepper_result import Result
-from oomph.training.stepper_signals import SignalsHeld
-from oomph.training.stepper_update import Copies, Update
-from oomph.training.weights import Weight
+from oomph.training.split_check import OnDifference
+from oomph.training.step import Loss, Result, StepAttempts, scaler_for
+from oomph.training.update import Copies, SignalsHeld, Update, several
+from oomph.tricks import apply
+from oomph.tricks.optimizer_in_backward import needs_closure
 
 _log = logging.getLogger("oomph")
-_FORMAT = 1  # of state_dict
+_FORMAT = 1  # version of the state_dict layout
 
 
 class Stepper:
-    """Trains one batch at a time, in as many pieces as its memory needs.
+    """Trains one batch at a time, in as many pieces as memory requires.
 
-    model: as it is, or in DistributedDataParallel, compiled or not; then each rank is given its
-        part of a batch, and all ranks step or all raise.
+    model: plain or in DistributedDataParallel, compiled or not. With DDP, each rank gets its part
+        of a batch, and all ranks step or all raise.
     loss: (model, batch) -> a scalar, as in a Workload; without one, use `micro`.
-    plan: of oomph.plan; its tricks are put on, and what fits by it is the first to be tried.
-    weight: what the loss is a mean of: "mean" over examples, "sum", "tokens" (labels that are not
-        -100), "next-tokens" (those of a causal language model), or a function of a batch. Without
-        one it is found out when a batch is split for the first time; one that is wrong is refused.
-    on_difference: "raise" where pieces of a batch would train otherwise than the whole (losses that
-        compare examples, for one); "warn" goes on; "ignore" does not look.
-    accumulate: batches of the loader to one step of the optimizer; `flush` ends it early.
-    clip_grad_norm: once, after the last piece. scheduler: goes on with each step.
-    precision, scaler, micro_batch: where there is no plan. device: where pieces are moved to.
-    batch_dim: the dimension of the examples, where it is not the first: of all tensors, or by name:
-        {"source": 1, "mask": None}; None is given whole to every piece, as what `whole` names is.
+    plan: from oomph.plan. Its tricks are applied, and the sizes that it says fit are tried first.
+    weight: what the loss averages over: "mean" over examples, "sum", "tokens" (labels that are not
+        -100), "next-tokens" (for causal language models), or a function of a batch. If not given,
+        oomph finds it when a batch is first split. A wrong weight raises an error.
+    on_difference: what to do if training in pieces differs from training on whole batches, as with
+        a loss that compares examples: "raise", "warn" and go on, or "ignore" (skip the check).
+    accumulate: loader batches per optimizer step; `flush` ends a step early.
+    clip_grad_norm: applied once, after the last piece. scheduler: advances with each step.
+    precision, scaler, micro_batch: for use without a plan. device: where pieces are moved to.
+    batch_dim: the example dimension if it is not the first: one for all tensors, or by name:
+        {"source": 1, "mask": None}. None passes a tensor whole to every piece, as does `whole`.
     split: (batch, sizes) -> pieces.
-    count: batch -> how many examples it has, where that is not what its first tensor has rows.
-    last_resorts: what may be switched on when a single example does not fit.
-    copies: of weights and states on the host, before the "first" update, "always" or "never".
-    keeps_other_rngs: set Python's and numpy's generators back, too, which costs each step.
-    keeps_gradients: add to gradients that are there before a step, instead of dropping them.
-    beside: modules that the forward writes into and that neither the model nor `loss` names.
+    count: batch -> its number of examples, if that is not the number of rows of its first tensor.
+    last_resorts: what may be switched on if a single example does not fit.
+    copies: when weights and optimizer states are copied to the host: before the "first" update,
+        "always" or "never".
+    keeps_other_rngs: also restore Python's and numpy's generators, at some cost in every step.
+    keeps_gradients: add to gradients that exist before a step, instead of dropping them.
+    beside: modules that forward writes to and that neither the model nor `loss` refers to.
     """
 
     def __init__(
         self,
-        model: Any,
-        optimizer: Any,
-        loss: Callable[[Any, Any], Any] | None = None,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        loss: Loss | None = None,
         plan: Plan | None = None,
         *,
         weight: Weight | None = None,
@@ -78,39 +78,37 @@ class Stepper:
         scheduler: Any = None,
         clip_grad_norm: float | None = None,
         precision: Precision | None = None,
-        scaler: Any = None,
+        scaler: torch.amp.GradScaler | None = None,
         micro_batch: int | None = None,
         accumulate: int = 1,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         whole: Collection[str] = (),
         batch_dim: BatchDim | None = None,
         split: Split | None = None,
         count: Count | None = None,
-        last_resorts: Sequence[str] = recovery_tricks.NAMES,
+        last_resorts: Sequence[str] = NAMES,
         copies: Copies = "first",
         keeps_other_rngs: bool = False,
         keeps_gradients: bool = False,
-        beside: Sequence[Any] = (),
+        beside: Sequence[nn.Module] = (),
         say: Callable[[str], None] | None = None,
     ) -> None:
-        how = stepper_options.how_to_train(plan, precision)
-        optimizers = stepper_options.several(optimizer)
+        variant, optimizers = _variant_of(plan, precision), several(optimizer)
         ranks = ranks_of(model, optimizers)
-        stepper_options.check(how, ranks, accumulate=accumulate, clip_grad_norm=clip_grad_norm)
-        stepper_options.check_optimizers(optimizers)
+        _check(variant, ranks, accumulate=accumulate, clip_grad_norm=clip_grad_norm)
+        _check_optimizers(optimizers)
         if plan is not None:
-            apply.put_on_made(model, optimizers, how)
-        apply.set_precision(how)
-        self.model = model
+            apply.put_on_made(model, optimizers, variant)
+        apply.set_precision(variant)
+        self.model, self._ranks = model, ranks
         self._recovery = recovery_for(
-            model,
-            how,
-            plan,
-            micro_batch=micro_batch,
-            last_resorts=last_resorts,
-            say=say or _log.warning,
+            model, variant, plan, micro_batch, last_resorts, say or _log.warning
         )
-        passes = Passes(model, loss, self._recovery.resorts, device=device, scaler=scaler)
+        say, splits = self._recovery.say, self._recovery.splits
+        scaler = scaler_for(model, variant.precision, scaler)
+        self._division = Division(
+            weight, whole=whole, split=split, count=count, batch_dim=batch_dim
+        )
         rollback = OwnRollback(
             model,
             optimizers,
@@ -118,103 +116,98 @@ class Stepper:
             keeps_other_rngs=keeps_other_rngs,
             loss=loss,
             beside=beside,
-            updates_in_backward=how.optimizer_in_backward,
-            say=self._recovery.say,
+            updates_in_backward=not splits,
+            say=say,
         )
         update = Update(
-            model,
             optimizers,
-            stepper_options.several(scheduler),
-            scaler=passes.scaler,
+            rollback.parameters,
+            several(scheduler),
+            scaler=scaler,
             clip_grad_norm=clip_grad_norm,
-            copies=copies if self._recovery.splits else "never",
+            copies=copies if splits else "never",
             ranks=ranks,
-            parameters=rollback.parameters,
         )
-        division = Division(weight, whole=whole, split=split, count=count, batch_dim=batch_dim)
-        check = SplitCheck(
+        self._evaluation = Evaluation(self._division.pieces, self._division.num, say)
+        self._attempts = StepAttempts(
             model,
-            division,
+            loss,
+            self._division,
             rollback,
-            self._recovery.say,
-            on_difference=on_difference if self._recovery.splits else "ignore",
-            around=passes.forward_context,
+            self._recovery,
+            update,
+            ranks,
+            scaler=scaler,
+            device=device,
+            accumulate=accumulate,
+            on_difference=on_difference if splits else "ignore",
         )
-        self._passes, self._ranks, self._division, self._check = passes, ranks, division, check
-        self._evaluation = Evaluation(division.pieces, division.num, self._recovery.say)
-        batches = Batches(division, accumulate)
-        self._attempts = Attempts(batches, rollback, self._recovery, passes, update, ranks, check)
 
-    def __call__(self, batch: Any) -> Result:
+    def __call__(self, batch: Batch) -> Result:
         """Train on a batch. Raises OomphError if not even one example of it fits."""
-        if self._recovery.splits:
+        # If backward performs the update, it must not be interrupted.
+        with nullcontext() if self._recovery.splits else SignalsHeld():
             return self._attempts.train(batch)
-        with SignalsHeld():  # backward is the update: it is not to be left in the middle
-            return self._attempts.train(batch)
 
-    def micro(self, batch: Any) -> Iterator[Micro]:
-        """The pieces of a batch, for a forward of one's own.
+    def micro(self, batch: Batch) -> Iterator[Micro]:
+        """Yield the pieces of a batch, for your own forward.
 
-        for micro in step.micro(batch):
-            with micro:
-                micro.backward(model(**micro.data).loss)
+            for micro in step.micro(batch):
+                with micro:
+                    micro.backward(model(**micro.data).loss)
 
-        After an out-of-memory error the batch begins again, in smaller pieces: `micro.is_first`.
-        The optimizer steps after the last piece; `step.result` then has what was done.
+        After an out-of-memory error the batch restarts in smaller pieces (`micro.is_first`). The
+        optimizer steps after the last piece; `step.result` then holds the result.
         """
         if not self._recovery.splits:
             raise UsageError(
-                "an optimizer that steps in backward has no pieces to wait for",
+                "step.micro() does not work with an optimizer that steps in backward",
                 attempt="step(batch)",
             )
-        yield from self._attempts.issue(batch)
+        yield from self._attempts.pieces(batch)
 
     def flush(self) -> Result | None:
-        """Step with what has been accumulated, at the end of an epoch; None if that is nothing."""
+        """Step with what has been accumulated, at the end of an epoch; None if there is nothing."""
         return self._attempts.flush()
 
     # ---- evaluation ----------------------------------------------------------------------------
 
     def evaluate(
         self,
-        batch: Any,
-        function: Callable[[Any, Any], Any] | None = None,
+        batch: Batch,
+        function: Loss | None = None,
         join: Join | None = None,
     ) -> Any:
-        """The loss of a batch, or what `function(model, batch)` gives; nothing is trained.
+        """Return the loss of a batch, or the result of `function(model, batch)`, without training.
 
-        Without gradients, in eval mode, with the autocast of training. A batch that does not fit is
-        run in pieces, and what they give is put together: rows are joined, numbers averaged as the
-        loss is, whole numbers added; or by `join(results, examples of each)`. Sizes of training are
-        not touched.
+        Runs without gradients, in eval mode, with the autocast of training. A batch that does not
+        fit runs in pieces and the results are joined: rows are concatenated, floats averaged as in
+        the loss, and integers added; or `join(results, examples of each)` joins them. Training
+        sizes are not affected.
         """
-        quiet = nullcontext() if self._ranks is None else self._ranks.quiet()
 
-        def work(data: Any) -> Any:
-            return self._passes.evaluate(data, function)
+        def work(data: Batch) -> Any:
+            return self._attempts.evaluate(data, function)
 
-        with in_eval_mode(self.model), quiet:
-            done = self._evaluation.run(batch, work)
-            if join is not None and len(done) > 1:
-                return join([result for _, _, result in done], [num for _, num, _ in done])
-            weight = None if self._check.is_in_doubt else self._division.weight
-            is_rounded = self._passes.is_rounded()
-            return self._evaluation.whole_of(
-                batch, work, done, weight, function=function, is_rounded=is_rounded
+        with in_eval_mode(self.model), self._ranks.quiet():
+            weight = None if self._attempts.is_weight_in_doubt else self._division.weight
+            is_rounded = self._attempts.is_rounded
+            return self._evaluation.evaluate(
+                batch, work, weight, function=function, join=join, is_rounded=is_rounded
             )
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the model's, the optimizer's and the scheduler's.
+        """Return what a checkpoint needs besides the model, the optimizer and the scheduler.
 
-        The loss scaler, the sizes that were learnt, tricks that were switched on, and gradients
-        that are being accumulated. Not the random generators, nor where the loader is.
+        This is the loss scaler, the sizes learnt, the tricks switched on, and gradients being
+        accumulated. Random generators and the loader's position are not included.
         """
-        recovery = self._recovery
+        recovery, scaler = self._recovery, self._attempts.scaler
         return {
             "format": _FORMAT,
-            "scaler": None if self._passes.scaler is None else self._passes.scaler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
             "sizes": recovery.sizes.state(),
             "measured": None if recovery.measured is None else recovery.measured.state(),
             "tricks": list(recovery.resorts.switched_on),
@@ -223,10 +216,18 @@ class Stepper:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another Stepper was, after the model and the optimizer have been loaded."""
-        stepper_options.check_state(state, _FORMAT, has_scaler=self._passes.scaler is not None)
+        """Continue from another Stepper's state. Load the model and the optimizer first."""
+        recovery, scaler = self._recovery, self._attempts.scaler
+        _check_state(state, has_scaler=scaler is not None)
         try:
-            self._load(state)
+            self._attempts.load(state["accumulated"])
+            recovery.resorts.switch_on_again(state["tricks"])
+            recovery.sizes.load(state["sizes"])
+            if recovery.measured is not None and state["measured"] is not None:
+                recovery.measured.load(state["measured"])
+            if scaler is not None:
+                scaler.load_state_dict(state["scaler"])
+            recovery.num_ooms = recovery.num_ooms_before = int(state["num_ooms"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(
                 "this state does not belong to this Stepper",
@@ -234,32 +235,114 @@ class Stepper:
                 attempt="a Stepper with the model, optimizer and options that it was saved with",
             ) from error
 
-    def _load(self, state: dict[str, Any]) -> None:
-        recovery = self._recovery
-        self._attempts.load(state["accumulated"])
-        recovery.resorts.switch_on_again(state["tricks"])
-        recovery.sizes.load(state["sizes"])
-        if recovery.measured is not None and state["measured"] is not None:
-            recovery.measured.load(state["measured"])
-        if self._passes.scaler is not None:
-            self._passes.scaler.load_state_dict(state["scaler"])
-        recovery.num_ooms = recovery.num_ooms_before = int(state["num_ooms"])
-
     def forget_sizes(self) -> None:
-        """Try the first size again: somebody else has given memory back."""
+        """Try the first size again, for instance after another process has released memory."""
         self._recovery.sizes.forget()
 
     @property
     def result(self) -> Result | None:
-        """Of the last batch; None before the first."""
+        """Return the result of the last batch; None before the first."""
         return self._attempts.result
 
     @property
     def micro_batch(self) -> int | None:
-        """Examples at a time, in the last step; None before the first."""
+        """Return the examples at a time in the last step; None before the first."""
         return self.result.micro_batch if self.result else None
 
     @property
     def num_ooms(self) -> int:
-        """Out-of-memory errors that were recovered from."""
+        """Return the number of out-of-memory errors recovered from."""
         return self._recovery.num_ooms
+
+
+# ---- checking the arguments --------------------------------------------------------------------
+
+
+def _variant_of(plan: Plan | None, precision: Precision | None) -> Variant:
+    """Return the training variant. Raises UsageError if the plan contradicts `precision`."""
+    if plan is None:
+        return Variant(micro_batch=1, precision=precision or "fp32")
+    if precision not in (None, plan.precision):
+        raise UsageError(
+            f"precision={precision!r} contradicts the plan's {plan.precision}",
+            attempt="leaving precision= out, or a plan with that precision",
+        )
+    return plan.variant
+
+
+def _check(
+    variant: Variant, ranks: Ranks, *, accumulate: int, clip_grad_norm: float | None
+) -> None:
+    """Raise UsageError if options contradict each other."""
+    if variant.num_gpus > 1 and not (ranks.is_replicated and variant.sharding == "ddp"):
+        raise UsageError(
+            f"the plan is for several GPUs ({variant.num_gpus}, {variant.sharding})",
+            because="a Stepper trains on one, or a model in DistributedDataParallel on each rank",
+            attempt="torchrun and DistributedDataParallel(model), or plan.to_code()",
+        )
+    if variant.optimizer_in_backward and ranks.is_replicated:
+        raise UsageError(
+            "the optimizer cannot step in backward on several ranks",
+            because="gradients are averaged only after backward",
+            attempt="a plan without optimizer-in-backward",
+        )
+    if accumulate < 1:
+        raise UsageError(f"{accumulate} batches cannot be accumulated", attempt="accumulate=1")
+    if variant.optimizer_in_backward and (accumulate > 1 or clip_grad_norm is not None):
+        raise UsageError(
+            "the optimizer cannot step in backward",
+            because="accumulating and clipping need gradients that this step has already freed",
+            attempt="a plan without optimizer-in-backward",
+        )
+
+
+def _check_optimizers(optimizers: Sequence[Optimizer]) -> None:
+    """Raise UsageError for an optimizer that evaluates the loss by itself, any number of times."""
+    for optimizer in optimizers:
+        inside = getattr(optimizer, "optimizer", optimizer)
+        name = type(inside).__name__
+        if _wants_a_closure(inside):
+            raise UsageError(
+                f"a Stepper cannot run {name}",
+                because="its step needs a closure that runs the whole batch again",
+                attempt="a loop of your own; or an optimizer without a closure, such as AdamW",
+            )
+
+
+# The closure of sharpness-aware optimizers defaults to None, but they fail without one.
+_TWO_STEPS = ("first_step", "second_step")
+
+
+def _wants_a_closure(optimizer: Optimizer) -> bool:
+    if isinstance(optimizer, torch.optim.LBFGS) or all(hasattr(optimizer, n) for n in _TWO_STEPS):
+        return True
+    try:
+        return needs_closure(optimizer.step)
+    except (TypeError, ValueError):  # it has no signature
+        return False
+
+
+_KEYS = {"format", "scaler", "sizes", "measured", "tricks", "num_ooms", "accumulated"}
+
+
+def _check_state(state: object, *, has_scaler: bool) -> None:
+    """Raise UsageError if this is not the state of such a Stepper."""
+    missing = _KEYS - set(state if isinstance(state, dict) else ())
+    if not isinstance(state, dict) or missing:
+        raise UsageError(
+            "this is not the state of a Stepper",
+            because=f"it is a {type(state).__name__} without {', '.join(sorted(missing))}",
+            attempt="what Stepper.state_dict() returned",
+        )
+    if state["format"] != _FORMAT:
+        raise UsageError(
+            f"this Stepper state has format {state['format']!r:.40}",
+            because=f"this version of oomph reads format {_FORMAT}",
+            attempt="the version of oomph that saved it",
+        )
+    if (state["scaler"] is not None) is not has_scaler:
+        saved, here = ("without", "has one") if has_scaler else ("with", "has none")
+        raise UsageError(
+            f"this state was saved {saved} a loss scaler, and this Stepper {here}",
+            attempt='the same precision="fp16" or scaler= as before',
+        )

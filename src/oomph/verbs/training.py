@@ -1,4 +1,4 @@
-"""Plan -> training: what of the room of training users call by themselves."""
+"""Plan -> training: the functions of the training package that users call directly."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def apply(plan: Plan, model: Any, make_optimizer: Callable[[Any], Any] | None = None) -> Any:
-    """The model with a plan's tricks on it, before its optimizer is made.
+    """Return the model with a plan's tricks applied. Call it before making the optimizer.
 
-    With `make_optimizer` (parameters -> optimizer) the model and its optimizer, as planned.
+    With `make_optimizer` (parameters -> optimizer), return the model and its optimizer, as planned.
     """
-    from oomph.training import apply as training
+    from oomph.tricks import apply as training
 
     return training.apply(plan, model, make_optimizer)
 

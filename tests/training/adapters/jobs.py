@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch names it
 from torch.utils.data import DataLoader
 
-from oomph.training.adapters.pieces import Piece
+from oomph.training.micro_batches import Micro
 from oomph.training.rollback import Rollback
 from training.stepper_kinds import OutOfMemoryAt as OutOfMemoryAt
 
@@ -155,14 +155,14 @@ def undone(used: Used) -> Iterator[None]:
 @contextmanager
 def only_in_pieces(injector: OutOfMemoryAt) -> Iterator[None]:
     """Errors strike in forward and backward, and not in what the library does around them."""
-    enter, leave = Piece.__enter__, Piece.__exit__
+    enter, leave = Micro.__enter__, Micro.__exit__
     kept: list[Any] = [0, []]  # ops so far, and what is armed
 
-    def entered(piece: Piece) -> Any:
+    def entered(piece: Micro) -> Any:
         injector.num_ops, injector.armed = kept
         return enter(piece)
 
-    def left(piece: Piece, *error: Any) -> bool:
+    def left(piece: Micro, *error: Any) -> bool:
         kept[:] = injector.num_ops, injector.armed
         injector.disarm()
         return leave(piece, *error)
@@ -172,8 +172,8 @@ def only_in_pieces(injector: OutOfMemoryAt) -> Iterator[None]:
 
     with (
         injector,
-        patch.object(Piece, "__enter__", entered),
-        patch.object(Piece, "__exit__", left),
+        patch.object(Micro, "__enter__", entered),
+        patch.object(Micro, "__exit__", left),
         patch.object(injector, "arm", arm),
     ):
         yield

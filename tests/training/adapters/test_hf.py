@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tricks import language_models
 
 import oomph
 from oomph.errors import OomphError, UsageError
-from training import language_models
 from training.adapters import jobs
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from torchmetrics import MeanMetric
+from torchmetrics import CatMetric, MeanMetric
+from torchmetrics.classification import MulticlassConfusionMatrix
 
 import oomph
 from oomph.errors import OomphError, UsageError
@@ -192,6 +193,32 @@ def test_dropout_is_that_of_the_same_pieces_without_errors(
     assert float(recovered.callback_metrics["micro_batch"]) == 3
 
 
+def test_metrics_of_every_kind_count_an_example_once(tmp_path: Path) -> None:
+    """A list of rows, and a table too large to be copied without a reason."""
+
+    class Counting(Module):
+        def __init__(self, job: jobs.Tagger) -> None:
+            super().__init__(job)
+            self.rows, self.table = CatMetric(), MulticlassConfusionMatrix(512)  # of 2 MiB
+
+        def training_step(self, batch: Any) -> Any:
+            self.rows.update(batch["number"].double())
+            self.table(batch["number"] % 512, batch["number"] // 2 % 512)
+            return super().training_step(batch)
+
+    whole = trained(tmp_path, jobs.make(), module=Counting, max_epochs=1)
+    once = Once(2, 40, 100)
+    guard = oomph.lightning.Guard(weight="tokens", on_difference="ignore")
+    with jobs.only_in_pieces(once.injector):
+        recovered = trained(
+            tmp_path, jobs.make(), guard, callbacks=[once], module=Counting, max_epochs=1
+        )
+    assert guard.num_ooms == 2
+    for name in ("rows", "table"):
+        one, other = (getattr(each.lightning_module, name) for each in (recovered, whole))
+        assert torch.equal(one.compute(), other.compute()), name
+
+
 def test_a_summed_loss_and_what_is_logged_beside_it_are_those_of_the_whole(tmp_path: Path) -> None:
     class Summing(Module):
         def training_step(self, batch: Any) -> Any:
@@ -259,7 +286,7 @@ def test_a_module_that_optimizes_by_itself_is_refused(tmp_path: Path) -> None:
             super().__init__(job)
             self.automatic_optimization = False
 
-    with pytest.raises(UsageError, match="optimizes by itself"):
+    with pytest.raises(UsageError, match="manual optimization"):
         trained(tmp_path, jobs.make(), oomph.lightning.Guard(), module=Manual)
 
 

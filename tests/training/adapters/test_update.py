@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oomph.errors import OomphError
-from oomph.training.adapters.update import make_whole
+from oomph.training.update import make_whole
 from training.adapters import jobs
 
 

@@ -11,9 +11,7 @@ from torch import nn
 
 import oomph
 from oomph.errors import UsageError
-from oomph.training.adapters.limits import ranks_for
-from oomph.training.adapters.pieces import total_loss
-from oomph.training.adapters.window import Window
+from oomph.training.adapters.window import Window, ranks_for, total_loss
 
 
 def run(model: nn.Module, said: list[str], **options: Any) -> Any:
@@ -60,7 +58,8 @@ def test_pieces_that_count_nothing_are_not_run() -> None:
 
 @pytest.mark.parametrize(("num", "is_engine"), [(2, False), (1, True)])
 def test_what_would_have_to_agree_is_refused(num: int, is_engine: bool) -> None:
-    assert ranks_for(nn.Linear(3, 3), (), 1, is_engine=False, library="a library") is None
+    ranks = ranks_for(nn.Linear(3, 3), (), 1, is_engine=False, library="a library")
+    assert not ranks.is_replicated
     with pytest.raises(UsageError, match="a library"):
         ranks_for(nn.Linear(3, 3), (), num, is_engine=is_engine, library="a library")
 
@@ -92,3 +91,23 @@ def test_recoveries_leave_no_memory_behind() -> None:
         after = recover(30)
     assert window.num_ooms >= 33
     assert after <= before
+
+
+def test_a_batch_that_is_run_again_after_a_check_has_its_loss_once() -> None:
+    """Memory is short until the batch has been run: its first split is checked only then."""
+
+    sizes: list[int] = []
+
+    class Narrow(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            sizes.append(len(x))
+            if len(x) > 1 and sizes.count(1) < 8:
+                raise torch.OutOfMemoryError
+            return super().forward(x)
+
+    model = Narrow(3, 1)
+    with torch.no_grad():
+        expected = nn.functional.linear(torch.arange(24.0).reshape(8, 3), model.weight, model.bias)
+    loss = run(model, [], weight="mean")
+    assert sizes.count(1) > 8
+    assert torch.allclose(loss, expected.square().mean())

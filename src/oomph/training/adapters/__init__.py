@@ -1,5 +1,5 @@
-"""Training libraries -> the same loops, whose batches are split and recovered as a Stepper's are.
+"""Training libraries -> their own loops, with batches split and recovered as in a Stepper.
 
 Hugging Face's Trainer, Lightning and accelerate keep their loader, their update and their logs.
-None of them is imported before one of its names is asked for.
+Each is imported only when one of its names is used.
 """

@@ -1,12 +1,12 @@
-"""Hugging Face: a Trainer -> the same, whose batches are split where memory runs out.
+"""Hugging Face: a Trainer -> the same Trainer, with batches that are split if memory runs out.
 
-trainer = oomph.hf.Trainer(model=model, args=args, train_dataset=data)      # instead of Trainer
-class MyTrainer(oomph.hf.TrainerMixin, SFTTrainer): ...                     # one of one's own
+    trainer = oomph.hf.Trainer(model=model, args=args, train_dataset=data)      # instead of Trainer
+    class MyTrainer(oomph.hf.TrainerMixin, SFTTrainer): ...                     # your own Trainer
 
-Each batch of the loader goes through the Trainer's own `training_step`, whole or piece by piece:
-steps, batches, logs, schedule, clipping, loss scaler, checkpoints and callbacks are the Trainer's.
-`auto_find_batch_size` has nothing left to do. Held against transformers 5.22; one process,
-or several with DistributedDataParallel.
+Each batch runs through the Trainer's own `training_step`, whole or in pieces. Steps, batches, logs,
+schedule, clipping, loss scaler, checkpoints and callbacks stay the Trainer's.
+`auto_find_batch_size` is not needed. Tested with transformers 5.22, in one process or several with
+DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -16,28 +16,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from oomph.training.adapters.limits import ranks_for
-from oomph.training.adapters.options import Options
-from oomph.training.adapters.pieces import Piece, total_loss
-from oomph.training.adapters.update import make_whole
-from oomph.training.adapters.window import Window
-from oomph.training.evaluation import evaluation_for
+from oomph.training.adapters.window import Options, Window, ranks_for, total_loss
+from oomph.training.evaluation import Done, evaluation_for
+from oomph.training.micro_batches import Micro
 from oomph.training.rollback_state import modules_in
+from oomph.training.update import make_whole
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Trainer
 else:
-    _Trainer = object  # any Trainer, which comes after it
+    _Trainer = object  # any Trainer, placed after the mixin
 
 
 class TrainerMixin(_Trainer):  # type: ignore[misc]
     """Put it before a Trainer: `class MyTrainer(oomph.hf.TrainerMixin, Trainer)`.
 
-    The Trainer is made as ever, with these keywords more, all of them as for a Stepper: plan,
-    micro_batch, weight, on_difference, whole, batch_dim, split, count, last_resorts,
-    keeps_other_rngs, beside.
-
-    `per_device_train_batch_size` is the batch, and not what has to fit.
+    The Trainer takes these additional keywords, all as for a Stepper: plan, micro_batch, weight,
+    on_difference, whole, batch_dim, split, count, last_resorts, keeps_other_rngs, beside.
+    `per_device_train_batch_size` is the batch size to train with; it does not have to fit.
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
@@ -47,15 +43,15 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
         self._oomph_evaluation = evaluation_for(self._oomph_options, _say)
         super().__init__(*args, **keywords)
 
-    # ---- what the Trainer calls ----------------------------------------------------------------
+    # ---- overridden methods --------------------------------------------------------------------
 
     def train(self, *args: Any, **keywords: Any) -> Any:
-        """The Trainer's; what was learnt of sizes in a training before is not kept."""
+        """Train, without the sizes learnt in a previous training."""
         self._oomph_window = None
         return super().train(*args, **keywords)
 
     def create_optimizer(self, *args: Any, **keywords: Any) -> Any:
-        """The Trainer's, whose step is whole or did not happen."""
+        """Create the optimizer, with a step that completes or does not happen."""
         optimizer = super().create_optimizer(*args, **keywords)
         make_whole(getattr(optimizer, "optimizer", optimizer))
         return optimizer
@@ -63,10 +59,10 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None, **keywords: Any
     ) -> Any:
-        """The Trainer's, of each piece; the loss of the whole batch."""
+        """Run the Trainer's training_step on each piece; return the loss of the whole batch."""
         training_step = super().training_step
 
-        def work(piece: Piece) -> Any:
+        def work(piece: Micro) -> Any:
             if piece.is_forward_only:
                 inputs = self._prepare_inputs(piece.data)
                 with self.compute_loss_context_manager():
@@ -77,7 +73,7 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
                 return training_step(model, piece.data, num_items_in_batch, **keywords)
 
         window = self._window(model)
-        loss = total_loss(window.run(inputs, work, said=(model, num_items_in_batch)))
+        loss = total_loss(window.run(inputs, work, (model, num_items_in_batch)))
         if self.accelerator.sync_gradients:  # the last batch before a step
             window.close()
         return loss
@@ -90,7 +86,7 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
         ignore_keys: list[str] | None = None,
         **keywords: Any,
     ) -> Any:
-        """The Trainer's, of each piece where a batch of the evaluation does not fit."""
+        """Run the Trainer's prediction_step, in pieces if an evaluation batch does not fit."""
         prediction_step = super().prediction_step
 
         def work(part: Any) -> Any:
@@ -101,22 +97,19 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             return work(inputs)  # its forward waits for other ranks
         done = self._oomph_evaluation.run(inputs, work)
-        return done[0][2] if len(done) == 1 else self._predicted(inputs, work, done)
+        return done[0].result if len(done) == 1 else self._predicted(inputs, work, done)
 
-    def _predicted(
-        self, inputs: Any, work: Callable[[Any], Any], done: list[tuple[Any, int, Any]]
-    ) -> Any:
-        """Losses are weighted, predictions and labels put together, padded where lengths differ."""
+    def _predicted(self, inputs: Any, work: Callable[[Any], Any], done: list[Done]) -> Any:
+        """Weight the losses; join predictions and labels, padding different lengths."""
         from transformers.trainer_pt_utils import nested_concat
 
-        losses, *columns = zip(*(result for _, _, result in done), strict=True)
+        losses, *columns = zip(*(each.result for each in done), strict=True)
         loss = None
         if losses[0] is not None:
-            pieces = zip(done, losses, strict=True)
             loss = self._oomph_evaluation.whole_of(
                 inputs,
                 lambda part: work(part)[0],
-                [(part, num, each) for (part, num, _), each in pieces],
+                [each._replace(result=each.result[0]) for each in done],
                 self._oomph_options.get("weight"),
                 is_rounded=self.args.bf16 or self.args.fp16,
             )
@@ -127,7 +120,7 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
         return loss, *whole
 
     def log(self, logs: dict[str, float], *args: Any, **keywords: Any) -> None:
-        """Beside the loss: examples at a time, and errors so far, once there was one."""
+        """Also log the micro-batch and the number of errors, once there was one."""
         window = self._oomph_window
         if window is not None and window.num_ooms and "loss" in logs:
             logs["micro_batch"] = float(window.micro_batch or 0)
@@ -135,16 +128,16 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
         super().log(logs, *args, **keywords)
 
     def _window(self, model: Any) -> Window:
-        """Of this training: the next may have another optimizer."""
+        """Return the window of this training; the next may have another optimizer."""
         if self._oomph_window is None:
             is_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled
             num = max(self.args.world_size, self.args.n_gpu)
-            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+            optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
             ranks = ranks_for(model, [optimizer], num, is_engine=is_engine, library="the Trainer")
             make_whole(optimizer, ranks=ranks)
             options = {
                 "ranks": ranks,
-                # A teacher, an average: what a Trainer has, its compute_loss may write into.
+                # compute_loss may write into any of the Trainer's modules: a teacher, an average.
                 "beside": [module for each in vars(self).values() for module in modules_in(each)],
                 **self._oomph_options,
             }
@@ -154,7 +147,7 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
 
 @contextmanager
 def _weighted(accelerator: Any, share: float) -> Iterator[None]:
-    """Whatever the Trainer hands to `accelerator.backward` counts so much."""
+    """Multiply every loss that the Trainer passes to `accelerator.backward` by `share`."""
     if share == 1:
         yield
         return
@@ -185,7 +178,7 @@ def __getattr__(name: str) -> Any:
     import transformers
 
     class Trainer(TrainerMixin, transformers.Trainer):  # type: ignore[misc]
-        """transformers.Trainer, whose batches are split where memory runs out."""
+        """transformers.Trainer with batches that are split if memory runs out."""
 
     Trainer.__qualname__ = "Trainer"
     globals()["Trainer"] = Trainer

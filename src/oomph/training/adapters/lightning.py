@@ -1,47 +1,207 @@
-"""Lightning: a callback -> a Trainer whose batches are split where memory runs out.
+"""Lightning: a callback -> a Trainer whose batches are split if memory runs out.
 
-trainer = pytorch_lightning.Trainer(callbacks=[oomph.lightning.Guard()])
+    trainer = pytorch_lightning.Trainer(callbacks=[oomph.lightning.Guard()])
 
-Each batch goes through the module's own `training_step` and the strategy's own backward, whole or
-piece by piece: steps, batches, schedule, clipping, loss scaler, checkpoints and the other callbacks
-are Lightning's. What the module logs is logged once for the whole batch. Held against 2.6;
-automatic optimization, one process or several with DistributedDataParallel.
+Each batch runs through the module's own `training_step` and the strategy's own backward, whole or
+in pieces. Steps, batches, schedule, clipping, loss scaler, checkpoints and other callbacks stay
+Lightning's. The module's logs are written once per batch. Tested with 2.6, with automatic
+optimization, in one process or several with DistributedDataParallel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 
 from oomph.errors import UsageError
-from oomph.training.adapters.lightning_callback import as_callback
-from oomph.training.adapters.lightning_logs import Logged, joined, log_once, recorded
-from oomph.training.adapters.lightning_metrics import (
-    RollbackWithMetrics,
-    metrics_of,
-    put_back,
-    state_of,
-)
-from oomph.training.adapters.limits import ranks_for
-from oomph.training.adapters.pieces import Evaluated, Piece, total_loss
-from oomph.training.adapters.update import make_whole
-from oomph.training.adapters.window import Window
+from oomph.training.adapters.window import Window, ranks_for, total_loss
 from oomph.training.evaluation import evaluation_for, shares_of
 from oomph.training.evaluation import joined as joined_results
+from oomph.training.micro_batches import Micro
 from oomph.training.ranks import Ranks
-from oomph.training.weights import weigher
+from oomph.training.update import make_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from oomph.training.adapters.options import Options
+    from oomph.training.adapters.window import Options
+
+_LIBRARIES = ("lightning.pytorch", "pytorch_lightning")  # the same library under two names
+
+
+def as_callback(name: str, hooks: type, module: str) -> type:
+    """Return a class of that name and module: the hooks plus the Callback of the loaded library."""
+    loaded = [library for library in _LIBRARIES if library in sys.modules]
+    if not loaded:
+        found = (one for one in _LIBRARIES if importlib.util.find_spec(one.split(".")[0]))
+        loaded = [next(found, _LIBRARIES[-1])]
+    bases = [importlib.import_module(library).Callback for library in loaded]
+    return type(name, (hooks, *bases), {"__doc__": hooks.__doc__, "__module__": module})
+
+
+# ---- logs --------------------------------------------------------------------------------------
+# If a piece is rerun, its `self.log` would count twice in the epoch's mean, and the value of the
+# last piece would stand for the whole batch. So calls are recorded and made once, after all pieces.
+
+
+class Evaluated(NamedTuple):
+    """A piece of an evaluated batch: its number of examples and its weight."""
+
+    num: int
+    share: float
+
+
+Part = Micro | Evaluated
+
+_SUMS, _MOST, _LEAST = ("sum", torch.sum), ("max", torch.max), ("min", torch.min)
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One call of `self.log`."""
+
+    hook: str | None  # the hook that made it
+    name: str
+    value: Any
+    others: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+
+@contextmanager
+def recorded(module: Any) -> Iterator[list[Logged]]:
+    """Record what a module logs, instead of logging it."""
+    calls: list[Logged] = []
+
+    def log(name: str, value: Any, *others: Any, **keywords: Any) -> None:
+        value = value.detach() if isinstance(value, torch.Tensor) else value
+        calls.append(Logged(module._current_fx_name, name, value, others, keywords))
+
+    before = vars(module).get("log")  # other code may have replaced it too
+    vars(module)["log"] = log
+    try:
+        yield calls
+    finally:
+        del vars(module)["log"]
+        if before is not None:
+            vars(module)["log"] = before
+
+
+def log_once(module: Any, done: Sequence[tuple[Part, Any, list[Logged]]]) -> None:
+    """Log once for a whole batch what its pieces logged. done: (piece, loss, calls)."""
+    for calls in itertools.zip_longest(*(logged for _, __, logged in done)):
+        made = [(p, loss, c) for (p, loss, _), c in zip(done, calls, strict=True) if c is not None]
+        _log(module, made)
+
+
+def _log(module: Any, made: Sequence[tuple[Part, Any, Logged]]) -> None:
+    last = made[-1][2]
+    keywords = dict(last.keywords)
+    if keywords.get("batch_size") is not None:
+        keywords["batch_size"] = sum(call.keywords["batch_size"] for *_, call in made)
+    before = module._current_fx_name
+    module._current_fx_name = last.hook
+    try:
+        module.log(last.name, _of_whole(made), *last.others, **keywords)
+    finally:
+        module._current_fx_name = before
+
+
+def _of_whole(made: Sequence[tuple[Part, Any, Logged]]) -> Any:
+    values = [call.value for *_, call in made]
+    if len(values) == 1 or not all(map(_is_number, values)):
+        return values[-1]  # a metric, which has counted all pieces
+    reduction = made[-1][2].keywords.get("reduce_fx", "mean")
+    if reduction in _SUMS:
+        return sum(values)
+    if reduction in _MOST or reduction in _LEAST:
+        return max(values) if reduction in _MOST else min(values)
+    return sum(v * part for v, part in zip(values, _parts(made), strict=True))
+
+
+def _parts(made: Sequence[tuple[Part, Any, Logged]]) -> list[float]:
+    """Return the weight of each value: as its loss, or by examples if only the loss is a sum."""
+    shares = [piece.share for piece, *_ in made]
+    is_sum = len(made) > 1 and all(share == 1 for share in shares)
+    if not is_sum or all(loss is not None and float(c.value) == float(loss) for _, loss, c in made):
+        return shares
+    num = sum(piece.num for piece, *_ in made)
+    return [piece.num / num for piece, *_ in made]
+
+
+def joined(extras: Sequence[tuple[Part, dict[str, Any]]]) -> dict[str, Any]:
+    """Join what training_step returned besides the loss: all pieces' rows, or the last value."""
+    whole: dict[str, Any] = {}
+    for name, last in extras[-1][1].items():
+        found = [(piece, each.get(name)) for piece, each in extras]
+        is_rows = all(
+            isinstance(v, torch.Tensor) and v.dim() and v.size(0) == p.num for p, v in found
+        )
+        whole[name] = torch.cat([v.detach() for _, v in found]) if is_rows else last  # type: ignore[union-attr]
+    return whole
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (
+        isinstance(value, torch.Tensor) and value.numel() == 1
+    )
+
+
+# ---- metrics -----------------------------------------------------------------------------------
+# torchmetrics keeps its counts in attributes that are not buffers. In training they are restored
+# with the module (rollback_state.py); an evaluation, which has no rollback, restores them here, so
+# that a rerun example is counted once.
+
+_COUNTERS = ("_update_count", "_computed", "_forward_cache")
+
+
+def metrics_of(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "metric_state")]
+
+
+def put_back(metric: Any, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        setattr(metric, name, _copied(value))
+
+
+def state_of(metric: Any) -> dict[str, Any]:
+    counters = {name: getattr(metric, name) for name in _COUNTERS if hasattr(metric, name)}
+    return {name: _copied(value) for name, value in {**metric.metric_state, **counters}.items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return list(value) if isinstance(value, list) else value
+
+
+# ---- the callback ------------------------------------------------------------------------------
+
+Hook = Callable[["GuardHooks", Any, Any], None]
+
+
+def _around_steps(name: str) -> tuple[Hook, Hook]:
+    """Return the hooks before and after an evaluation whose steps have this name."""
+
+    def start(self: GuardHooks, trainer: Any, pl_module: Any) -> None:
+        self._guard_step(trainer, pl_module, name)
+
+    def end(_: GuardHooks, trainer: Any, __: Any) -> None:
+        vars(trainer.strategy).pop(name, None)
+
+    return start, end
 
 
 class GuardHooks:
-    """What the callback does; `Guard` is this and Lightning's Callback.
+    """The hooks of the callback; `Guard` combines them with Lightning's Callback.
 
     options: plan, micro_batch, weight, on_difference, whole, batch_dim, split, count, last_resorts,
         keeps_other_rngs, beside: as for a Stepper.
@@ -52,16 +212,16 @@ class GuardHooks:
         self._options = options
         self._evaluation = evaluation_for(options, _say)
         self._window: Window | None = None
-        self._has_told_of_means = False
+        self._has_warned_of_means = False
 
     @property
     def micro_batch(self) -> int | None:
-        """Examples at a time, of the last batch; None before the first."""
+        """Return the examples at a time in the last batch; None before the first."""
         return self._window.micro_batch if self._window else None
 
     @property
     def num_ooms(self) -> int:
-        """Out-of-memory errors that were recovered from."""
+        """Return the number of out-of-memory errors recovered from."""
         return self._window.num_ooms if self._window else 0
 
     # ---- hooks ---------------------------------------------------------------------------------
@@ -70,22 +230,13 @@ class GuardHooks:
         ranks = _checked(trainer, pl_module)
         for optimizer in trainer.optimizers:
             make_whole(optimizer, ranks=ranks)
-        options = self._options
-        keeps = options.get("keeps_other_rngs", False)
-        rollback = RollbackWithMetrics(
-            pl_module,
-            trainer.optimizers,
-            keeps_other_rngs=keeps,
-            beside=options.get("beside", ()),
-        )
         self._window = Window(
             pl_module,
             trainer.optimizers,
             _say,
-            rollback=rollback,
             is_zeroed_later=True,  # between the first forward and its backward
             ranks=ranks,
-            **options,
+            **self._options,
         )
         loop = trainer.fit_loop.epoch_loop.automatic_optimization
         accumulates = trainer.fit_loop._should_accumulate
@@ -99,53 +250,35 @@ class GuardHooks:
 
     # ---- evaluation ----------------------------------------------------------------------------
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._guard_step(trainer, pl_module, "validation_step")
-
-    def on_validation_end(self, trainer: Any, _: Any) -> None:
-        vars(trainer.strategy).pop("validation_step", None)
-
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        self._guard_step(trainer, pl_module, "test_step")
-
-    def on_test_end(self, trainer: Any, _: Any) -> None:
-        vars(trainer.strategy).pop("test_step", None)
-
-    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        self._guard_step(trainer, pl_module, "predict_step")
-
-    def on_predict_end(self, trainer: Any, _: Any) -> None:
-        vars(trainer.strategy).pop("predict_step", None)
+    on_validation_start, on_validation_end = _around_steps("validation_step")
+    on_test_start, on_test_end = _around_steps("test_step")
+    on_predict_start, on_predict_end = _around_steps("predict_step")
 
     def _guard_step(self, trainer: Any, pl_module: Any, name: str) -> None:
-        """Where other processes wait in a forward, pieces would leave them waiting."""
+        """Wrap an evaluation step, unless pieces would leave other processes waiting."""
         vars(trainer.strategy).pop(name, None)
         if trainer.world_size > 1 or trainer.strategy.handles_gradient_accumulation:
             return
         step = getattr(trainer.strategy, name)
-        weigh = self._options.get("weight") or "mean"
-
-        def tell(num: int) -> None:
-            if num > 1 and self._options.get("weight") is None and not self._has_told_of_means:
-                self._has_told_of_means = True
-                _say(
-                    f"{name} runs in pieces, and oomph averages what it logs and returns over"
-                    ' examples. If these are means over tokens, pass Guard(weight="tokens")'
-                )
+        weight = self._options.get("weight") or "mean"
 
         def guarded(batch: Any, *others: Any, **keywords: Any) -> Any:
             done = self._evaluation.run(
                 batch, lambda part: _evaluated(pl_module, step, (part, *others), keywords)
             )
-            tell(len(done))
-            shares = shares_of(done, weigher(weigh), is_sum=weigh == "sum")
-            pieces = [
-                (Evaluated(num, share), result)
-                for (_, num, result), share in zip(done, shares, strict=True)
-            ]
-            log_once(pl_module, [(each, None, logged) for each, (_, logged) in pieces])
-            results = [(part, num, result) for part, num, (result, _) in done]
-            return joined_results(results, weigher(weigh), is_sum=weigh == "sum")
+            is_split = len(done) > 1 and self._options.get("weight") is None
+            if is_split and not self._has_warned_of_means:
+                self._has_warned_of_means = True
+                _say(
+                    f"{name} runs in pieces, and oomph averages what it logs and returns over"
+                    ' examples. If these are means over tokens, pass Guard(weight="tokens")'
+                )
+            pairs = zip(done, shares_of(done, weight), strict=True)
+            log_once(
+                pl_module,
+                [(Evaluated(each.num, share), None, each.result[1]) for each, share in pairs],
+            )
+            return joined_results([each._replace(result=each.result[0]) for each in done], weight)
 
         setattr(trainer.strategy, name, guarded)
 
@@ -154,7 +287,7 @@ class GuardHooks:
 
 
 def _evaluated(module: Any, step: Any, args: Any, keywords: Any) -> tuple[Any, list[Logged]]:
-    """What a step gave and logged. Metrics of one that fails are set back."""
+    """Return what a step returned and logged. If it fails, its metrics are restored."""
     metrics = metrics_of(module)
     before = [state_of(metric) for metric in metrics]
     try:
@@ -166,11 +299,11 @@ def _evaluated(module: Any, step: Any, args: Any, keywords: Any) -> tuple[Any, l
         raise
 
 
-def _checked(trainer: Any, pl_module: Any) -> Ranks | None:
-    """The ranks that the module is replicated on. Raises UsageError."""
+def _checked(trainer: Any, pl_module: Any) -> Ranks:
+    """Return the ranks that the module is replicated on. Raises UsageError."""
     if not pl_module.automatic_optimization:
         raise UsageError(
-            "a module that optimizes by itself cannot be split from outside",
+            "batches of a module with manual optimization cannot be split from outside",
             because="automatic_optimization is False",
             attempt="oomph.Stepper in its training_step",
         )
@@ -182,42 +315,42 @@ def _checked(trainer: Any, pl_module: Any) -> Ranks | None:
 
 
 @dataclass(slots=True)
-class _Said:
-    """What Lightning said of a batch: the arguments of its training_step, and so on."""
+class _Call:
+    """What Lightning passed for one batch: the arguments of training_step, and so on."""
 
     arguments: dict[str, Any]
     optimizer: Any
     number: int
-    is_zeroed: bool = False  # gradients of the step before are set to zero once, and counted
+    is_zeroed: bool = False  # gradients are zeroed once per batch; Lightning counts it
 
 
 class _Closures:
-    """Makes what Lightning has its optimizer call: forward and backward of one batch."""
+    """Makes the closures that Lightning's optimizer calls: forward and backward of one batch."""
 
     def __init__(
         self, make: Any, pl_module: Any, window: Window, accumulates: Callable[[], bool]
     ) -> None:
-        """accumulates: whether the batch that is run is not the last before a step."""
+        """accumulates: returns whether the current batch is not the last before a step."""
         self._make, self._module, self._window = make, pl_module, window
         self._accumulates = accumulates
 
     def __call__(self, arguments: dict[str, Any], optimizer: Any, number: int) -> Any:
-        """Lightning's own closure, that runs pieces instead."""
+        """Return Lightning's own closure, changed to run pieces."""
         if "batch" not in arguments:
             raise UsageError(
-                "a training_step that fetches its batches cannot be split from outside",
+                "batches that training_step fetches itself cannot be split from outside",
                 because="it takes dataloader_iter",
                 attempt="training_step(self, batch, batch_idx)",
             )
         made = self._make(arguments, optimizer, number)
-        said = _Said(arguments, optimizer, number)
-        made.closure = lambda *_, **__: self._run(said)
+        call = _Call(arguments, optimizer, number)
+        made.closure = lambda *_, **__: self._run(call)
         return made
 
-    def _run(self, said: _Said) -> Any:
-        """What Lightning takes for the result of one training_step."""
-        with torch.enable_grad():  # torch's optimizers call closures without
-            done = self._window.run(said.arguments["batch"], self._run_piece, said=said)
+    def _run(self, call: _Call) -> Any:
+        """Run a batch; return what Lightning expects from one training_step."""
+        with torch.enable_grad():  # torch's optimizers call closures without gradients
+            done = self._window.run(call.arguments["batch"], self._run_piece, call)
         if not self._accumulates():
             self._window.close()
         log_once(self._module, [(piece, result.loss, logged) for piece, (result, logged) in done])
@@ -229,22 +362,22 @@ class _Closures:
             last.extra = joined([(piece, result.extra) for piece, result in results])
         return last
 
-    def _run_piece(self, piece: Piece) -> tuple[Any, list[Logged]]:
-        said: _Said = piece.said
-        arguments = {**said.arguments, "batch": piece.data}
-        closure = self._make(arguments, said.optimizer, said.number)
+    def _run_piece(self, piece: Micro) -> tuple[Any, list[Logged]]:
+        call: _Call = piece.arguments
+        arguments = {**call.arguments, "batch": piece.data}
+        closure = self._make(arguments, call.optimizer, call.number)
         with recorded(self._module) as logged:
             result = closure._step_fn()
             if piece.is_forward_only:
                 piece.backward(result.closure_loss)
                 return result, logged
-            if closure._zero_grad_fn is not None and not said.is_zeroed:
+            if closure._zero_grad_fn is not None and not call.is_zeroed:
                 closure._zero_grad_fn()
-                said.is_zeroed = True
+                call.is_zeroed = True
             if closure._backward_fn is not None and result.closure_loss is not None:
                 loss = result.closure_loss
                 closure._backward_fn(loss if piece.share == 1 else loss * piece.share)
-        result.closure_loss = None  # and its graph
+        result.closure_loss = None  # drops its graph
         return result, logged
 
 

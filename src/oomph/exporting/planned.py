@@ -1,0 +1,132 @@
+"""Planned: a Plan that can be saved and exported to training tools.
+
+plans.best.to_hf()              # TrainingArguments(**...)
+plans.best.not_expressed("hf")  # what TrainingArguments cannot express, and how to do it
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from oomph.errors import UsageError
+from oomph.exporting.code import as_code
+from oomph.exporting.launch import Command, sge_script, slurm_script, torchrun_command
+from oomph.exporting.settings import (
+    AccelerateSettings,
+    accelerate_settings,
+    deepspeed_config,
+    not_expressed,
+    trainer_arguments,
+    training_arguments,
+)
+from oomph.records.plan import Plan
+from oomph.records.stored import as_json, from_json_file, no_record
+from oomph.records.workload import OPTIMIZERS, Variant, check_checkpointing
+from oomph.store import write_whole
+from oomph.tricks.trick import contradiction_in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned(Plan):
+    """A Plan with its exports. Each keeps the batch size: micro-batch x accumulation x GPUs."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Planned:
+        """Return the same plan, with its exports."""
+        return cls(**{field.name: getattr(plan, field.name) for field in fields(plan)})
+
+    def to_hf(self, args: object = None) -> dict[str, Any]:
+        """Return fields for transformers' TrainingArguments(**...).
+
+        `args` is your own dict or TrainingArguments: settings that the plan does not decide are
+        kept.
+        """
+        return training_arguments(self.variant, args)
+
+    def to_lightning(
+        self, args: object = None, *, gpus_per_node: int | None = None
+    ) -> dict[str, Any]:
+        """Return arguments for Lightning's Trainer(**...).
+
+        Set the loader's batch size to micro_batch yourself.
+        """
+        return trainer_arguments(self.variant, args, gpus_per_node=gpus_per_node)
+
+    def to_accelerate(
+        self, config: object = None, *, gpus_per_node: int | None = None
+    ) -> AccelerateSettings:
+        """Return settings for accelerate.
+
+        Use `.text` with accelerate launch --config_file, `.arguments` with Accelerator(**...).
+        """
+        return accelerate_settings(self.variant, config, gpus_per_node=gpus_per_node)
+
+    def to_deepspeed(self, config: object = None) -> dict[str, Any]:
+        """Return the content of ds_config.json."""
+        return deepspeed_config(self.variant, config)
+
+    def to_torchrun(
+        self, script: str = "train.py", arguments: Sequence[str] = (), **where: Any
+    ) -> Command:
+        """Return the command that starts the processes: `.arguments`, `.environment`, `.shell`.
+
+        where: gpus_per_node, endpoint, threads_per_gpu.
+        """
+        return torchrun_command(self.variant, script, arguments, **where)
+
+    def to_slurm(
+        self, script: str = "train.py", arguments: Sequence[str] = (), **request: Any
+    ) -> str:
+        """Return a job script for sbatch.
+
+        request: name, time, memory, partition, gpus_per_node, cpus_per_gpu.
+        """
+        return slurm_script(self.variant, script, arguments, **request)
+
+    def to_sge(
+        self, script: str = "train.py", arguments: Sequence[str] = (), **request: Any
+    ) -> str:
+        """Return a job script for Grid Engine's qsub.
+
+        request: name, time, memory, queue, gpu_resource, parallel_environment, slots, gpus_counted.
+        """
+        return sge_script(self.variant, script, arguments, **request)
+
+    def to_code(self) -> str:
+        """Return a plain PyTorch training loop that follows this plan exactly, without oomph."""
+        return as_code(self)
+
+    def not_expressed(self, target: str) -> tuple[str, ...]:
+        """Return what the export to a target cannot express, and how to do it.
+
+        Targets are "hf", "lightning", "accelerate", ...
+        """
+        return not_expressed(self.variant, target)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write plan.json atomically. See docs/plan-format.md."""
+        write_whole(path, as_json(self) + "\n")
+
+
+def load_plan(path: str | os.PathLike[str]) -> Planned:
+    """Load the plan that `save` or `oomph plan -o` wrote. Raises Unreadable."""
+    plan = from_json_file(Planned, path, what="plan")
+    try:
+        check_variant(plan.variant)
+    except UsageError as error:
+        raise no_record("plan", path, error.in_one_line()) from None
+    return plan
+
+
+def check_variant(variant: Variant) -> None:
+    """Raise UsageError for a variant that no plan can contain."""
+    check_checkpointing(variant.checkpointing)
+    if variant.optimizer not in OPTIMIZERS:
+        raise UsageError(f"{variant.optimizer!r:.60} is not an optimizer that oomph knows")
+    if min(variant.micro_batch, variant.accumulation, variant.num_gpus) < 1:
+        raise UsageError("micro-batch, accumulation and number of GPUs must be at least 1")
+    if error := contradiction_in(variant, clips_gradients=False):
+        raise error

@@ -1,0 +1,1 @@
+"""Plan, script -> the edits that make the script follow the plan."""

@@ -1,0 +1,1 @@
+"""A command or training script -> its run directory, and back: watch, record, read again."""

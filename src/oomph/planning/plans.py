@@ -1,0 +1,425 @@
+"""A workload or a script, a question and a GPU -> Plans.
+
+Rehearsals of a workload in a file are stored, so another question about it rehearses only what is
+new. Each variant of a script is the script itself with tricks applied around it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf, isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from oomph.errors import CannotBePutOn, UsageError, UserCodeError
+from oomph.planning.choices import Choices, check_names, variants
+from oomph.planning.estimates import Estimates
+from oomph.planning.lines import Failed
+from oomph.planning.ranking import NEAR_RATIO, Found, best_partial, num_changes, search
+from oomph.planning.reasons import OF_LOADING, as_plans
+from oomph.planning.rehearsal_store import RehearsalStore
+from oomph.planning.rehearsals import Rehearsed, Rehearser, Unrehearsed, choices_of, first_look
+from oomph.predicting.combinations import PassSettings, pass_settings_of
+from oomph.predicting.timeline import timeline_of
+from oomph.records.plan import PlanOptions, Plans
+from oomph.records.prediction import Prediction
+from oomph.records.script import Script, ScriptChanges
+from oomph.records.workload import Variant, Workload
+from oomph.sensing.target import Target
+from oomph.units import MIB, TIB, format_bytes
+
+if TYPE_CHECKING:
+    from oomph.rehearsing.script.sandboxed import ScriptRehearser
+
+
+# ---- searching the plans of a workload -----------------------------------------------------------
+
+
+class _Rank(NamedTuple):
+    """How good a variant is before its memory is known. Less is better."""
+
+    num_changes: int
+    num_gpus: int
+    batch_s: float
+
+
+class Search:
+    """One search for plans, with a rehearser or from stored rehearsals alone."""
+
+    def __init__(
+        self,
+        options: PlanOptions,
+        target: Target,
+        rehearsed: Rehearsed,
+        say: Callable[[str], None],
+        *,
+        rehearser: Rehearser | None = None,
+        store: RehearsalStore | None = None,
+    ) -> None:
+        """Predict the workload as given. Raises Unrehearsed."""
+        self.options, self.rehearsed, self.say = options, rehearsed, say
+        self._capability = target.capability
+        self.estimates = Estimates(options, target, rehearsed, say, rehearser, store)
+
+    def plans(self, workload: str, *, draws: bool = False) -> Plans:
+        """Return the plans, with what is needed to draw them if `draws`. Raises Unrehearsed.
+
+        A variant that cannot be put together is left out, and the others are compared.
+        """
+        while True:
+            self.estimates.check_anew()
+            try:
+                found = self._searched()
+                predicted = self._predicted(found) if self._is_true(found) else None
+                if predicted is not None:
+                    plans = as_plans(workload, self.options, self.estimates, found, predicted)
+                    return self._drawn(plans) if draws else plans
+            except Failed as failed:
+                self.estimates.lines.leave_out(failed)
+
+    # ---- searching -------------------------------------------------------------------------------
+
+    def _searched(self) -> Found:
+        """Search micro-batches of two or more examples, and of one only if nothing else fits."""
+        smallest = 1 if self.options.prefer == "memory" else 2
+        found = self._with_micro_batches_from(smallest)
+        return found if found.is_certain or smallest == 1 else self._with_micro_batches_from(1)
+
+    def _with_micro_batches_from(self, least: int) -> Found:
+        choices = choices_of(self.rehearsed, self.options, self._capability, least)
+        every = list(variants(choices))
+        usual = [variant for variant in every if variant == _usual(variant)]
+        lines = self.estimates.lines
+        lines.complete(usual)
+        if choices_of(self.rehearsed, self.options, self._capability, least) != choices:
+            # A trick that every variant should use could not be applied.
+            return self._with_micro_batches_from(least)
+        lines.use_points_for(usual)
+        found = self._compared(choices, usual)
+        if lines.points:
+            return found
+        found = self._with_finer(every, found)
+        num_skipped = len(every) - len(found.compared)
+        return replace(self._with_partial(found), num_skipped=num_skipped)
+
+    def _compared(self, choices: Choices, compared: Sequence[Variant]) -> Found:
+        self.say("comparing")
+        limit_bytes = self.estimates.card.usable.high_bytes
+        prefer = self.options.prefer
+        return search(choices, self.estimates, limit_bytes, prefer, compared=compared)
+
+    def _with_finer(self, every: Sequence[Variant], found: Found) -> Found:
+        """Compare again with the tricks that only save memory, as long as they may help.
+
+        Start with the fewest changes, the fewest GPUs and the fastest. Once such a variant fits,
+        few others may still help, and the rest need no rehearsal.
+        """
+        choices, reached = found.choices, None
+        finer = [
+            (self._rank(variant, choices, _usual(variant)), variant)
+            for variant in every
+            if variant != _usual(variant)
+        ]
+        if found.best is not None and found.is_certain:
+            reached = self._rank(found.best, choices, found.best)
+        compared = list(found.compared)
+        for rank, variant in sorted(finer, key=lambda pair: pair[0]):
+            if not self._may_help(variant, rank, reached):
+                continue
+            self.estimates.lines.complete([variant])
+            compared.append(variant)
+            if self.options.prefer != "memory" and self._fits(variant):
+                own = self._rank(variant, choices, variant)
+                reached = own if reached is None else min(reached, own)
+        return self._compared(choices, compared)
+
+    def _rank(self, variant: Variant, choices: Choices, like: Variant) -> _Rank:
+        """Rank a variant by the time of a similar one that may already be known."""
+        seconds = self.estimates.seconds(like)
+        return _Rank(
+            num_changes=num_changes(variant, choices),
+            num_gpus=0 if self.options.prefer == "time" else variant.num_gpus,
+            batch_s=inf if seconds is None else seconds * choices.batch_size / variant.batch_size,
+        )
+
+    def _may_help(self, variant: Variant, rank: _Rank, reached: _Rank | None) -> bool:
+        """Return whether a trick that only saves memory could make a better variant fit.
+
+        It can if the variant then changes less of training, or if the user prefers memory. It never
+        saves time: it is useless if the variant without it is no faster than one that already fits.
+        """
+        usual = _usual(variant)
+        if not self.estimates.knows(usual):
+            return True
+        if variant.optimizer_in_backward and not self.estimates.may_fit_in_backward(usual):
+            return False
+        if reached is None or rank.num_changes < reached.num_changes:
+            return True
+        if rank.num_changes > reached.num_changes:
+            return False
+        if self.options.prefer == "memory":
+            return True
+        if rank.num_gpus > reached.num_gpus or not isfinite(rank.batch_s):
+            return False
+        is_faster = rank.batch_s < reached.batch_s / (1 + NEAR_RATIO)
+        return is_faster and not self._fits(usual)
+
+    def _fits(self, variant: Variant) -> bool:
+        """Return whether the variant certainly fits, judging from the rehearsals of its parts."""
+        return self.estimates.knows(variant) and self.estimates.check(variant).fits == "yes"
+
+    def _with_partial(self, found: Found) -> Found:
+        """Compare again with only some blocks recomputed, if that may beat all or none."""
+        best, choices, estimates = found.best, found.choices, self.estimates
+        if best is None or "blocks" not in choices.settings["checkpointing"]:
+            return found
+        num = num_changes(best, choices)
+        alike = [
+            variant
+            for variant in found.compared
+            if num_changes(variant, choices) == num
+            and variant.checkpointing == "none"
+            and self._is_like(variant, best)
+        ]
+        costs, room_bytes = self.rehearsed.costs, estimates.room_bytes
+        partial = best_partial(alike, costs, estimates, room_bytes, found.best_s or 0.0)
+        if partial is None:
+            return found
+        estimates.lines.complete([partial])
+        return self._compared(choices, [*found.compared, partial])
+
+    def _is_like(self, variant: Variant, best: Variant) -> bool:
+        """Return whether it uses as many GPUs and is also known with all blocks recomputed."""
+        return (
+            variant.num_gpus == best.num_gpus
+            and variant == _usual(variant)
+            and not variant.expandable_segments
+            and self.estimates.knows(variant)
+            and self.estimates.knows(replace(variant, checkpointing="blocks"))
+        )
+
+    # ---- checking the result against rehearsals --------------------------------------------------
+
+    def _is_true(self, found: Found) -> bool:
+        """Return whether a far rehearsal confirms the line of every plan that would be shown.
+
+        Lines tend to fail together: if one is refuted, all lines are checked.
+        """
+        lines = self.estimates.lines
+        if lines.points:
+            return True
+        if found.best is not None:  # it is rehearsed anyway, and that may settle it
+            self.estimates.predicted_row(found.best, is_exact=True)
+        farthest = self._farthest(found.compared)
+        shown = dict.fromkeys(pass_settings_of(variant) for variant in found.shown)
+        if all(lines.holds(farthest[settings]) for settings in shown if settings in farthest):
+            return True
+        for variant in farthest.values():
+            lines.holds(variant)
+        return False
+
+    def _farthest(self, compared: Sequence[Variant]) -> dict[PassSettings, Variant]:
+        """Return the largest micro-batch that may fit, for each forward and backward."""
+        return {
+            pass_settings_of(variant): variant
+            for variant in sorted(compared, key=lambda one: one.micro_batch)
+            if variant.micro_batch > 1
+            and self.estimates.knows(variant)
+            and self.estimates.may_fit(variant)
+        }
+
+    def _predicted(self, found: Found) -> list[tuple[Variant, Prediction]] | None:
+        """Predict the plans, the best from its own rehearsal; None if that refutes the search."""
+        predicted = []
+        for variant in found.shown:
+            is_best = variant == found.best
+            prediction = self.estimates.predicted_row(variant, is_exact=is_best)
+            is_refuted = prediction.fits == "no" or (found.is_certain and prediction.fits != "yes")
+            if is_best and is_refuted:
+                self.estimates.refuted.add(variant)
+                return None
+            if prediction.fits != "no":
+                predicted.append((variant, prediction))
+        return predicted
+
+    def _drawn(self, plans: Plans) -> Plans:
+        traces = (self.estimates.trace(p.variant, is_exact=p.recommended) for p in plans)
+        return replace(plans, timelines=tuple(map(timeline_of, traces)))
+
+
+def _usual(variant: Variant) -> Variant:
+    """Return the variant without the tricks that save memory but never time.
+
+    On several GPUs each variant is rehearsed for each number of GPUs, so selective checkpointing is
+    also removed there.
+    """
+    is_finer = variant.checkpointing == "selective" and variant.num_gpus > 1
+    return replace(
+        variant,
+        checkpointing="none" if is_finer else variant.checkpointing,
+        optimizer_in_backward=False,
+        offload_activations=False,
+        offload_optimizer=False,
+    )
+
+
+_MOST_GPUS = 1024  # judgement: beyond the largest jobs that train one model with these tricks
+_MOST_TIB = 100  # of GPU memory; judgement: the largest GPU of 2025 has 288 GB
+_MOST_CHARACTERS = 200  # of an error message; judgement: two lines on screen
+
+Say = Callable[[str], None]
+
+
+def check_options(options: PlanOptions, target: Target) -> None:
+    """Raise UsageError for a question that cannot be planned, before anything is rehearsed."""
+    check_names(sorted(options.allow), "allow")
+    check_names(sorted(options.forbid), "forbid")
+    if options.batch_size is not None and options.batch_size < 1:
+        raise UsageError(
+            f"a batch size of {options.batch_size} is not possible", attempt="1 or more, such as 64"
+        )
+    if not 1 <= options.max_gpus <= _MOST_GPUS:
+        raise UsageError(
+            f"oomph cannot plan for {options.max_gpus} GPUs", attempt=f"1 to {_MOST_GPUS} GPUs"
+        )
+    if not 0 < options.target_ratio <= 1:
+        raise UsageError(
+            f"a plan cannot fill {options.target_ratio:.0%} of a GPU", attempt="--target-memory 90%"
+        )
+    both = sorted(options.allow & options.forbid)
+    if both:
+        raise UsageError(
+            f"{both[0]} is both allowed and forbidden", attempt="allowing or forbidding it"
+        )
+    if target.memory_bytes is not None and not MIB <= target.memory_bytes <= _MOST_TIB * TIB:
+        raise UsageError(
+            f"no GPU has {format_bytes(target.memory_bytes)} of memory",
+            because="a size without a unit counts as bytes",
+            attempt="--gpu-memory 12GiB",
+        )
+
+
+def plan_workload(
+    workload: Workload | tuple[Path, str],
+    name: str,
+    options: PlanOptions,
+    target: Target,
+    say: Say,
+    *,
+    draws: bool,
+) -> Plans:
+    """Plan a workload, or the workload with this name in a file."""
+    from oomph.records.generation import trace_capability
+    from oomph.rehearsing.traces import with_rehearser
+
+    capability, store, known = trace_capability(target.capability), None, None
+    if isinstance(workload, tuple):
+        store = RehearsalStore(workload, capability, options.keeps)
+        known = store.find()
+    if store is not None and known is not None:
+        num_known = len(known.replays) + len(known.unlimited_peaks)
+        with contextlib.suppress(Unrehearsed):
+            plans = Search(options, target, known, say, store=store).plans(name, draws=draws)
+            if len(known.replays) + len(known.unlimited_peaks) > num_known:
+                store.keep_replays(known)
+            return plans
+
+    def rehearse(rehearser: Rehearser) -> tuple[Plans, Rehearsed]:
+        say("looking at the model")
+        rehearsed = known or first_look(rehearser)
+        search = Search(options, target, rehearsed, say, rehearser=rehearser, store=store)
+        return search.plans(name, draws=draws), rehearsed
+
+    plans, rehearsed = with_rehearser(workload, capability, rehearse, keeps=options.keeps)
+    if store is not None:
+        store.keep(rehearsed)
+    return plans
+
+
+def plan_script(
+    script: Script,
+    options: PlanOptions,
+    target: Target,
+    say: Say,
+    *,
+    draws: bool,
+    is_unprotected: bool,
+    is_fresh: bool,
+) -> Plans:
+    """Plan a script, and say what to change in it for the best plan."""
+    from oomph.rehearsing.script.sandboxed import rehearser_of
+
+    with rehearser_of(
+        script, target, say, is_unprotected=is_unprotected, is_fresh=is_fresh
+    ) as rehearser:
+        _check_it_steps(rehearser.seen.has_stepped)
+        _hold_what_cannot_vary(rehearser, options)
+        say("looking at the model")
+        try:
+            search = Search(options, target, first_look(rehearser), say, rehearser=rehearser)
+            plans = search.plans(script.path or f"-m {script.module}", draws=draws)
+        except CannotBePutOn as error:  # this variant is the baseline of the comparison
+            raise error.error from None
+    seen, caveats = rehearser.seen, plans.caveats
+    if not seen.is_batch_known:  # steps per second do not give samples per second then
+        caveats = tuple(one for one in caveats if not one.startswith(OF_LOADING))
+    caveats += tuple(one for one in seen.approximations if one not in caveats)
+    plans = replace(plans, seen=seen, caveats=caveats)
+    return replace(plans, changes=_changes(script, rehearser, plans))
+
+
+def _check_it_steps(has_stepped: bool) -> None:
+    if not has_stepped:
+        raise UserCodeError(
+            "the script made no optimizer step while it was rehearsed",
+            because="so the optimizer's memory is unknown, and plans would come out too small",
+            attempt="oomph predict, which gives a lower bound; or a Workload",
+        )
+
+
+def _hold_what_cannot_vary(rehearser: ScriptRehearser, options: PlanOptions) -> None:
+    """Compare everything else at the script's own batch size if that cannot change."""
+    from oomph.rehearsing.script.sandboxed import SMALL
+
+    if rehearser.seen.micro_batch is None:
+        if options.batch_size is not None:
+            _ = rehearser.micro_batch  # raises
+        doubt = rehearser.seen.batch_doubt
+        rehearser.hold_batch(
+            f"the batch size is unknown ({doubt}), so oomph cannot divide the batch"
+        )
+        return
+    # The search asks for this variant first, so it is rehearsed only once.
+    small = Variant(micro_batch=SMALL, accumulation=2, precision=rehearser.own.precision)
+    try:
+        rehearser.trace(small)
+    except CannotBePutOn as error:
+        if options.batch_size is not None:
+            raise error.error from None
+        why = f"{error.error.what}: {error.error.because}"[:_MOST_CHARACTERS]
+        num = rehearser.given.micro_batch
+        rehearser.hold_batch(f"the micro-batch of {num} cannot change: {why}")
+
+
+def _changes(script: Script, rehearser: ScriptRehearser, plans: Plans) -> ScriptChanges | None:
+    """Return what to change in the script for the best plan; None if no plan fits."""
+    from oomph.exporting.rewriting.diff import script_changes  # only scripts need it
+
+    if plans.best is None:
+        return None
+    sources = _sources(script, rehearser.files)
+    here = str(Path(script.directory).resolve())
+    seen = rehearser.as_planned(plans.best.variant)
+    return script_changes(sources, script.arguments, seen, plans.best, directory=here)
+
+
+def _sources(script: Script, imported: Sequence[str]) -> dict[str, str]:
+    """Read the user's own files, the script first. Skip files that are not text."""
+    own = [] if script.path is None else [str(Path(script.directory, script.path).resolve())]
+    texts: dict[str, str] = {}
+    for path in (*own, *imported):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            texts[path] = Path(path).read_bytes().decode("utf-8")
+    return texts

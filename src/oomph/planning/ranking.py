@@ -1,0 +1,478 @@
+"""Choices and estimates -> the plan to recommend, and the alternatives worth showing.
+
+The search is exhaustive. The time, the GPUs and a lower bound of the memory of each candidate are
+known at once. The exact memory needs a replay, which runs only if the bound leaves the verdict
+open. A candidate is skipped only if it provably cannot fit, or if another one beats it whatever its
+replay would say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import inf, isfinite
+from typing import Protocol
+
+from oomph.errors import UsageError
+from oomph.planning.choices import Choices, variants
+from oomph.records.plan import Preference, Stability, Trick
+from oomph.records.prediction import Verdict
+from oomph.records.workload import Variant, as_text
+from oomph.tricks.definition import Definition
+from oomph.tricks.trick import tricks_beyond
+
+STABILITIES: tuple[Stability, ...] = ("same", "rounding", "changes")
+# A plan that changes less and needs fewer tricks may be this much slower. Judgement: the time
+# estimates are no more accurate than this.
+NEAR_RATIO = 0.05
+# A plan gets a line of its own only if it is this much better in time or in memory. Judgement.
+WORTH_TIME_RATIO, WORTH_MEMORY_RATIO = 0.03, 0.10
+MOST_SHOWN = 5  # plans, so that the table reads at a glance; judgement
+_STEP_RATIO = 0.85  # of memory, from one shown plan to the next; judgement
+# Extra memory to free, as a share of what the blocks save, because the guess is about this
+# accurate. Judgement.
+_SAFETY_RATIO = 0.03
+_LEAST_S = 1e-9  # no block takes less than a nanosecond, so a ratio to it stays finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A variant, with what is known of it before a replay."""
+
+    variant: Variant
+    stability: Stability
+    num_tricks: int  # beyond those the workload already uses
+    step_s: float
+    least_bytes: int  # lower bound on the device
+    host_bytes: int = 0
+    num_changes: int = 0  # tricks that change training, all allowed by the user
+    num_inexact: int = 0  # tricks that change training or round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """The result of a candidate's replay."""
+
+    device_bytes: int
+    fits: Verdict
+
+
+Check = Callable[[Candidate], Checked]
+
+
+class Estimator(Protocol):
+    """Memory and time of variants. Bytes are on the device and include the CUDA context."""
+
+    def knows(self, variant: Variant) -> bool: ...  # False if it could not be rehearsed
+    def seconds(self, variant: Variant) -> float | None: ...
+    def host_bytes(self, variant: Variant) -> int: ...
+    def least_bytes(self, variant: Variant) -> int: ...  # a lower bound
+    def reserved_bytes(self, variant: Variant) -> int: ...  # by torch's allocator
+    def check(self, variant: Variant) -> Checked: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The result of a search."""
+
+    choices: Choices
+    compared: Sequence[Variant]  # including those that could not be rehearsed
+    num_skipped: int = 0  # variants that only save memory and were not rehearsed
+    best: Variant | None
+    best_s: float | None  # its time for one batch; None if unknown
+    is_certain: bool  # the best certainly fits
+    shown: tuple[Variant, ...]  # the best, then the rest of the front, fastest first
+    smallest: Variant  # the variant with the least memory, even if it does not fit
+    fastest_s: float  # the best known time for one batch if memory were infinite
+    num_candidates: int
+
+
+def search(
+    choices: Choices,
+    estimates: Estimator,
+    limit_bytes: int,
+    prefer: Preference = "balance",
+    most: int = MOST_SHOWN,
+    compared: Sequence[Variant] | None = None,
+) -> Found:
+    """Compare all variants, or the given ones, and choose at most `most` to show.
+
+    Raises UsageError if none of them could be rehearsed.
+    """
+    compared = list(variants(choices)) if compared is None else compared
+    candidates = [_candidate(v, estimates, choices) for v in compared if estimates.knows(v)]
+    if not candidates:
+        raise UsageError(
+            "there are no two variants to compare",
+            because="the model's memory does not grow linearly with the micro-batch",
+            attempt="oomph predict --micro-batch N, for one variant at a time",
+        )
+    checks: dict[int, Checked] = {}
+
+    def check(candidate: Candidate) -> Checked:
+        if id(candidate) not in checks:
+            checks[id(candidate)] = estimates.check(candidate.variant)
+        return checks[id(candidate)]
+
+    best = find_best(candidates, check, limit_bytes, prefer)
+    front = find_front(candidates, check, limit_bytes)
+    if best is not None:
+        best, front = unbeaten(best, check(best).device_bytes, front)
+    return Found(
+        choices=choices,
+        compared=compared,
+        best=None if best is None else best.variant,
+        best_s=best.step_s if best is not None and isfinite(best.step_s) else None,
+        is_certain=best is not None and check(best).fits == "yes",
+        shown=tuple(one.variant for one in varied(front, best, most)),
+        smallest=min(candidates, key=lambda one: (one.least_bytes, one.step_s)).variant,
+        fastest_s=min(one.step_s for one in candidates),
+        num_candidates=len(candidates),
+    )
+
+
+def find_best(
+    candidates: Iterable[Candidate],
+    check: Check,
+    limit_bytes: int,
+    prefer: Preference = "balance",
+) -> Candidate | None:
+    """Return the candidate to recommend. An uncertain one is taken only if none surely fits.
+
+    Fewer changes to training always come first, whatever the user prefers: a change is allowed only
+    in case it is needed.
+    """
+    possible = [one for one in candidates if one.least_bytes <= limit_bytes]
+    possible.sort(key=_changes)
+    for accepted in (("yes",), ("yes", "uncertain")):
+        for _, alike in groupby(possible, key=_changes):
+            best = _CHOOSERS[prefer](list(alike), check, accepted)
+            if best is not None:
+                return best
+    return None
+
+
+def unbeaten(
+    best: Candidate, best_bytes: int, front: Sequence[tuple[Candidate, Checked]]
+) -> tuple[Candidate, list[tuple[Candidate, Checked]]]:
+    """Return the candidate to recommend and the front without those that beat it.
+
+    A plan of the front replaces the best if it is worse on no axis and clearly better in time or
+    memory, even if it needs more exact tricks: their number was the only reason to prefer the best.
+    Plans that are only slightly better are dropped from the front. A best plan without tricks is
+    never replaced, and keeps the whole front.
+    """
+    beating = [one for one in front if _beats(*one, best, best_bytes)]
+    clearly = [one for one in beating if _is_clear(*one, best, best_bytes)]
+    if clearly and best.num_tricks:
+        better, checked = min(clearly, key=lambda one: _by_mildness(one[0]))
+        return unbeaten(better, checked.device_bytes, front)
+    kept = front if not best.num_tricks else [one for one in front if one not in beating]
+    return best, list(kept)
+
+
+def _beats(plan: Candidate, checked: Checked, best: Candidate, best_bytes: int) -> bool:
+    """Return whether the plan is worse on no axis and better on at least one."""
+    mine = (*_costs(plan), checked.device_bytes)
+    its = (*_costs(best), best_bytes)
+    return mine != its and all(one <= other for one, other in zip(mine, its, strict=True))
+
+
+def _costs(one: Candidate) -> tuple[float, ...]:
+    stability = STABILITIES.index(one.stability)
+    exactness = one.num_changes, one.num_inexact, stability
+    return (*exactness, one.variant.num_gpus, one.host_bytes, one.step_s)
+
+
+def _is_clear(plan: Candidate, checked: Checked, best: Candidate, best_bytes: int) -> bool:
+    is_faster = plan.step_s * (1 + WORTH_TIME_RATIO) < best.step_s
+    return is_faster or checked.device_bytes * (1 + WORTH_MEMORY_RATIO) < best_bytes
+
+
+def find_front(
+    candidates: Iterable[Candidate], check: Check, limit_bytes: int
+) -> list[tuple[Candidate, Checked]]:
+    """Return all that fit and that no other beats, small differences aside; fastest first."""
+    front: list[tuple[Candidate, Checked]] = []
+    possible = [one for one in candidates if one.least_bytes <= limit_bytes]
+    for candidate in sorted(possible, key=_by_time):
+        if _is_beaten(front, candidate, candidate.least_bytes):
+            continue  # beaten whatever its replay would say
+        checked = check(candidate)
+        if checked.fits == "yes" and not _is_beaten(front, candidate, checked.device_bytes):
+            front.append((candidate, checked))
+    return front
+
+
+# ---- the best plan -------------------------------------------------------------------------------
+
+
+def _fewest_gpus(
+    candidates: Sequence[Candidate], check: Check, accepted: Sequence[Verdict]
+) -> Candidate | None:
+    """Return the fastest on the fewest GPUs, or one nearly as fast that changes less."""
+    ordered = sorted(candidates, key=lambda one: one.variant.num_gpus)
+    for _, group in groupby(ordered, key=lambda one: one.variant.num_gpus):
+        best = _nearly_fastest(list(group), check, accepted)
+        if best is not None:
+            return best
+    return None
+
+
+def _nearly_fastest(
+    candidates: Sequence[Candidate], check: Check, accepted: Sequence[Verdict]
+) -> Candidate | None:
+    fastest = _first_that_fits(sorted(candidates, key=_by_time), check, accepted)
+    if fastest is None:
+        return None
+    near_s = fastest.step_s * (1 + NEAR_RATIO)
+    near = sorted((one for one in candidates if one.step_s <= near_s), key=_by_mildness)
+    return _first_that_fits(near, check, accepted)
+
+
+def _smallest(
+    candidates: Sequence[Candidate], check: Check, accepted: Sequence[Verdict]
+) -> Candidate | None:
+    """Return the one with the least memory, trying by lower bound until none can be smaller."""
+    best: tuple[tuple[float, ...], Candidate] | None = None
+    for candidate in sorted(candidates, key=lambda one: (one.least_bytes, *_by_time(one))):
+        if best is not None and candidate.least_bytes > best[0][0]:
+            break
+        checked = check(candidate)
+        key = (float(checked.device_bytes), *_by_time(candidate))
+        if checked.fits in accepted and (best is None or key < best[0]):
+            best = key, candidate
+    return None if best is None else best[1]
+
+
+def _least_resources(
+    candidates: Sequence[Candidate], check: Check, accepted: Sequence[Verdict]
+) -> Candidate | None:
+    """Return the one with the fewest GPUs, then the least host memory, then the shortest step."""
+    ordered = sorted(
+        candidates, key=lambda one: (one.variant.num_gpus, one.host_bytes, *_by_time(one))
+    )
+    return _first_that_fits(ordered, check, accepted)
+
+
+_CHOOSERS = {
+    "balance": _fewest_gpus,
+    "time": _nearly_fastest,
+    "memory": _smallest,
+    "resources": _least_resources,
+}
+
+
+def _first_that_fits(
+    ordered: Iterable[Candidate], check: Check, accepted: Sequence[Verdict]
+) -> Candidate | None:
+    return next((one for one in ordered if check(one).fits in accepted), None)
+
+
+# ---- orders --------------------------------------------------------------------------------------
+
+
+def _changes(one: Candidate) -> int:
+    return one.num_changes
+
+
+def _by_time(one: Candidate) -> tuple[float, ...]:
+    return (one.step_s, *_by_mildness(one)[:2], one.least_bytes)
+
+
+def _by_mildness(one: Candidate) -> tuple[float, ...]:
+    return (STABILITIES.index(one.stability), one.num_tricks, one.step_s, one.least_bytes)
+
+
+def _is_beaten(
+    front: Iterable[tuple[Candidate, Checked]], candidate: Candidate, device_bytes: int
+) -> bool:
+    """Return whether a plan of the front is as good on every axis, or nearly.
+
+    Candidates come fastest first, so every plan of the front is as fast.
+    """
+    near_bytes = device_bytes * (1 + WORTH_MEMORY_RATIO)
+    return any(
+        checked.device_bytes <= near_bytes and _is_no_dearer(plan, candidate)
+        for plan, checked in front
+    )
+
+
+def _is_no_dearer(plan: Candidate, candidate: Candidate) -> bool:
+    return (
+        plan.num_changes <= candidate.num_changes
+        and STABILITIES.index(plan.stability) <= STABILITIES.index(candidate.stability)
+        and plan.variant.num_gpus <= candidate.variant.num_gpus
+        and plan.host_bytes <= candidate.host_bytes
+    )
+
+
+# ---- the plans to show ---------------------------------------------------------------------------
+
+
+def varied(
+    front: Sequence[tuple[Candidate, Checked]], best: Candidate | None, most: int = MOST_SHOWN
+) -> list[Candidate]:
+    """A front of dozens -> the few most informative plans.
+
+    These are the best, the fastest if it is much faster, the mildest, and plans at steps in memory.
+    """
+    if best is None:
+        return []
+    chosen = [best]
+    chosen += [one for one, _ in front[:1] if one.step_s * (1 + NEAR_RATIO) < best.step_s]
+    mildest = [
+        one
+        for one, _ in front
+        if STABILITIES.index(one.stability) < STABILITIES.index(best.stability)
+    ]
+    chosen += [one for one in mildest[:1] if one not in chosen]
+    last = min((checked.device_bytes for one, checked in front if one is best), default=0)
+    for one, checked in front:
+        if one not in chosen and (not last or checked.device_bytes <= _STEP_RATIO * last):
+            chosen.append(one)
+            last = checked.device_bytes
+    smallest = min(front, key=lambda pair: pair[1].device_bytes, default=None)
+    kept = chosen[:most]
+    if most > 1 and smallest is not None and smallest[0] not in kept:
+        kept[most - 1 :] = [smallest[0]]
+    return [best, *sorted((one for one in kept if one is not best), key=lambda one: one.step_s)]
+
+
+def _candidate(variant: Variant, estimates: Estimator, choices: Choices) -> Candidate:
+    seconds = estimates.seconds(variant)
+    kept = stabilities_in(variant, choices)
+    is_other_batch = variant.batch_size != choices.batch_size
+    return Candidate(
+        variant=variant,
+        stability=_weakest(kept),
+        num_tricks=len(tricks_beyond(own_of(variant, choices), variant)) + is_other_batch,
+        num_changes=kept.count("changes"),
+        num_inexact=len(kept) - kept.count("same"),
+        # An unknown time never counts as the fastest.
+        step_s=inf if seconds is None else seconds * choices.batch_size / variant.batch_size,
+        least_bytes=estimates.least_bytes(variant),
+        host_bytes=estimates.host_bytes(variant),
+    )
+
+
+# ---- how tricks affect training ------------------------------------------------------------------
+
+
+def num_changes(variant: Variant, choices: Choices) -> int:
+    """Count the variant's tricks that change training and had to be allowed."""
+    return stabilities_in(variant, choices).count("changes")
+
+
+def stability_in(variant: Variant, choices: Choices) -> Stability:
+    """Return how closely the variant's training matches the original."""
+    return _weakest(stabilities_in(variant, choices))
+
+
+def stabilities_in(variant: Variant, choices: Choices) -> list[Stability]:
+    """Return the stability of each trick of the variant, and of a different batch size."""
+    tricks = tricks_beyond(own_of(variant, choices), variant)
+    kept = [stability_of([trick], choices.changing) for trick in tricks]
+    is_other = variant.batch_size != choices.batch_size or _meets_others(variant, choices)
+    return [*kept, "changes"] if is_other else kept
+
+
+def own_of(variant: Variant, choices: Choices) -> frozenset[str]:
+    """Return the tricks that do not count because the workload already uses them."""
+    is_split_alike = variant.micro_batch == choices.coupled_micro_batch
+    return choices.own | {"accumulation"} if is_split_alike else choices.own
+
+
+def _meets_others(variant: Variant, choices: Choices) -> bool:
+    """Return whether examples are grouped differently without accumulation: 16 x 1 for 8 x 2."""
+    own = choices.coupled_micro_batch
+    return own is not None and variant.micro_batch != own and variant.accumulation == 1
+
+
+def stability_of(tricks: Sequence[Definition], changing: frozenset[str] = frozenset()) -> Stability:
+    """Return the weakest stability of these tricks."""
+    return _weakest(["changes" if trick.name in changing else trick.stability for trick in tricks])
+
+
+def _weakest(stabilities: Sequence[Stability]) -> Stability:
+    return max(stabilities, key=STABILITIES.index, default="same")
+
+
+def tricks_of(
+    variant: Variant,
+    changing: frozenset[str] = frozenset(),
+    own: frozenset[str] = frozenset(),
+) -> tuple[Trick, ...]:
+    return tuple(
+        trick.as_set(variant, "changes" if trick.name in changing else None)
+        for trick in tricks_beyond(own, variant)
+    )
+
+
+# ---- which blocks to recompute -------------------------------------------------------------------
+# The next block to recompute is the one that frees most bytes per second of recomputation. Among
+# equals an early block comes first, because the memory to recompute a late block comes on top of
+# what all the others save. The last block is recomputed while the activations of all others are
+# still in memory, or while none are, so it comes last.
+
+
+def in_order(costs: Sequence[tuple[int, float]]) -> list[int]:
+    """Return the blocks, the best to recompute first."""
+    ratios = [saved / max(seconds, _LEAST_S) for saved, seconds in costs]
+    highest = max(ratios, default=0) or 1
+    # Equal blocks differ in the last digits.
+    return sorted(range(len(costs)), key=lambda place: (-round(ratios[place] / highest, 2), place))
+
+
+def blocks_that_free(wanted_bytes: float, costs: Sequence[tuple[int, float]]) -> list[int]:
+    """Return the first blocks in this order that together free `wanted_bytes`."""
+    chosen: list[int] = []
+    freed = 0
+    for place in in_order(costs):
+        if freed >= wanted_bytes:
+            break
+        chosen.append(place)
+        freed += costs[place][0]
+    return sorted(chosen)
+
+
+def best_partial(
+    variants: Iterable[Variant],
+    costs: Sequence[tuple[int, float]],
+    estimates: Estimator,
+    room_bytes: int,
+    faster_than_s: float,
+) -> Variant | None:
+    """Return the variant that would be fastest with some of its blocks recomputed.
+
+    The given variants recompute no block and need too much memory; recomputing all blocks takes too
+    much time. `room_bytes` is what torch may reserve in the worst case.
+    """
+    # Recomputing no block is fastest. A variant that is too slow even then is skipped.
+    hopeful = [v for v in variants if (estimates.seconds(v) or faster_than_s) < faster_than_s]
+    guesses = [guess for v in hopeful if (guess := _guess(v, costs, estimates, room_bytes))]
+    best = min(guesses, key=lambda guess: guess[0], default=None)
+    return best[1] if best is not None and best[0] < faster_than_s else None
+
+
+def _guess(
+    none: Variant, costs: Sequence[tuple[int, float]], estimates: Estimator, room_bytes: int
+) -> tuple[float, Variant] | None:
+    """Return the time of the smallest set of blocks that fits, and the variant with it.
+
+    Memory and time are interpolated between no block and all blocks, in proportion to what the
+    chosen blocks save and compute. The guess only decides which set is worth a rehearsal.
+    """
+    every = replace(none, checkpointing="blocks")
+    most, least = estimates.reserved_bytes(none), estimates.reserved_bytes(every)
+    fastest, slowest = estimates.seconds(none), estimates.seconds(every)
+    if not least <= room_bytes < most or fastest is None or slowest is None:
+        return None
+    share = (most - room_bytes) / (most - least) + _SAFETY_RATIO
+    chosen = blocks_that_free(share * sum(saved for saved, _ in costs), costs)
+    if len(chosen) >= len(costs):
+        return None
+    recomputed = sum(costs[place][1] for place in chosen) / sum(s for _, s in costs)
+    seconds = fastest + recomputed * (slowest - fastest)
+    return seconds, replace(none, checkpointing=as_text(chosen, len(costs)))

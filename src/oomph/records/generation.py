@@ -1,0 +1,93 @@
+"""Compute capability -> what all GPUs of a generation have in common, one row each.
+
+Everything that depends on the generation and not on the single card is here, so a new generation is
+one new row. Figures of single cards (SMs, rates, memory) are in catalog.json.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Capability = tuple[int, int]
+
+# at::cuda::getChosenWorkspaceSize (CUDABlas.cpp) since torch 2.0: ":4096:2:16:8" KiB below compute
+# capability 9, 32 MiB from there on. A user's snapshot confirms the first (discuss.pytorch.org);
+# torch 2.11 was also seen to use it above capability 9.
+_CUBLAS_BYTES, _CUBLAS_BYTES_FROM_9 = 8_519_680, 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """GPUs from one compute capability up to the next row's.
+
+    since, threads_per_sm: CUDA C++ Programming Guide, "Technical Specifications per Compute
+    Capability" (maximum number of resident threads per SM).
+    fp64_of_fp32: the same guide, "Arithmetic Instructions". Kepler's 1/3 and the 1/32 of some are
+    taken as 1/64, because these GPUs are not used to train in fp64. Judgement.
+    has_tensor_cores: since Volta (NVIDIA V100 white paper, 2017).
+    has_bf16: tensor cores for bfloat16 and TF32 (the guide, "Tensor Core Operations"), and torch's
+    flash attention, which needs the same GPUs (sdp_utils.cpp).
+    cublas_workspace_bytes: what cuBLAS takes for each handle and stream, see above.
+    """
+
+    name: str
+    since: Capability
+    threads_per_sm: int
+    fp64_of_fp32: float
+    has_tensor_cores: bool
+    has_bf16: bool
+    cublas_workspace_bytes: int
+
+
+_FAST, _SLOW = 1 / 2, 1 / 64  # fp64
+GENERATIONS = (
+    Generation("Kepler and Maxwell", (0, 0), 2048, _SLOW, False, False, _CUBLAS_BYTES),
+    Generation("Pascal P100", (6, 0), 2048, _FAST, False, False, _CUBLAS_BYTES),
+    Generation("Pascal", (6, 1), 2048, _SLOW, False, False, _CUBLAS_BYTES),
+    Generation("Volta", (7, 0), 2048, _FAST, True, False, _CUBLAS_BYTES),
+    Generation("Turing", (7, 5), 1024, _SLOW, True, False, _CUBLAS_BYTES),
+    Generation("Ampere A100 and A30", (8, 0), 2048, _FAST, True, True, _CUBLAS_BYTES),
+    Generation("Ampere", (8, 6), 1536, _SLOW, True, True, _CUBLAS_BYTES),
+    Generation("Ada", (8, 9), 1536, _SLOW, True, True, _CUBLAS_BYTES),
+    Generation("Hopper", (9, 0), 2048, _FAST, True, True, _CUBLAS_BYTES_FROM_9),
+    Generation("Blackwell B200", (10, 0), 2048, _FAST, True, True, _CUBLAS_BYTES_FROM_9),
+    Generation("Blackwell Ultra B300", (10, 3), 2048, _SLOW, True, True, _CUBLAS_BYTES_FROM_9),
+    Generation("Blackwell RTX", (12, 0), 1536, _SLOW, True, True, _CUBLAS_BYTES_FROM_9),
+)
+
+# The most threads that a GPU of the catalogue can hold: a B300 has 160 SMs (NVIDIA at Hot Chips
+# 2025, https://www.tweaktown.com/news/107373), and no generation has more threads per SM.
+MOST_RESIDENT_THREADS = 160 * 2048
+
+# If no GPU is named, an A100 SXM4 40GB is assumed: the most common one in the published runs that
+# predictions are compared with. Figures: catalog.json, a100-40gb.
+DEFAULT_GPU = "a100-40gb"
+DEFAULT_CAPABILITY: Capability = (8, 0)
+DEFAULT_NUM_SMS = 108
+DEFAULT_MATMUL_FLOPS = 250e12  # 0.80 of the sheet's 312e12 in bf16: rates.BEST_OF_SHEET
+DEFAULT_BYTES_PER_S = 1.6e12  # the sheet's 1555e9, rounded
+
+
+def generation_of(capability: Capability) -> Generation:
+    """Return the row of a compute capability; one newer than all rows uses the last.
+
+    >>> generation_of((8, 0)).name, generation_of((8, 7)).name
+    ('Ampere A100 and A30', 'Ampere')
+    """
+    return next(row for row in reversed(GENERATIONS) if row.since <= capability)
+
+
+def trace_capability(capability: Capability) -> Capability:
+    """Return the lowest capability with the same trace; it stands for all GPUs of its kind.
+
+    Traces differ by the available attention kernels and by cuBLAS's workspace.
+
+    >>> trace_capability((7, 5)), trace_capability((8, 9)), trace_capability((12, 0))
+    ((0, 0), (8, 0), (9, 0))
+    """
+    own = generation_of(capability)
+    return next(
+        row.since
+        for row in GENERATIONS
+        if row.has_bf16 == own.has_bf16 and row.cublas_workspace_bytes == own.cublas_workspace_bytes
+    )

@@ -1,0 +1,129 @@
+"""GpuModel: a GPU as its datasheet describes it, for GPUs that are not at hand. Found: a match."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuModel:
+    """One GPU of the catalogue. None if the hardware lacks it or no source gives it.
+
+    Peak rates are dense (no sparsity), per second, with fp32 accumulation.
+    """
+
+    name: str  # as people type it, unique in the catalogue: "a100-80gb"
+    title: str  # as the maker writes it: "A100 SXM4 80GB"
+    architecture: str
+    memory_bytes: int  # nameplate: "80GB" is 80 GiB; the usable memory if the two differ
+    measured_bytes: int | None = None  # left to CUDA by the driver, if a source measured it
+    memory_bandwidth_bytes_per_s: int | None = None
+    fp32_flops: float | None = None
+    tf32_flops: float | None = None
+    fp16_flops: float | None = None
+    bf16_flops: float | None = None
+    matmul_bf16_flops: float | None = None  # best measured: closer than the datasheet
+    num_sms: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    nvlink_bytes_per_s: int | None = None  # both directions together
+    pcie: str | None = None  # "4.0 x16"
+    # Field name -> source of the figure, as tags that catalog.sources() spells out. If a field is
+    # None because the hardware lacks it, the text begins with "none".
+    sources: Mapping[str, str] = field(hash=False)
+    note: str | None = None
+
+    @property
+    def has_fast_tf32(self) -> bool:
+        """Return whether tensor cores in TF32 are faster than the other units in fp32.
+
+        On GeForce cards they are equally fast; datasheets round the two differently.
+        """
+        return (self.tf32_flops or 0) > 1.5 * (self.fp32_flops or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The GPU that a text refers to."""
+
+    model: GpuModel
+    assumed: str | None  # how an ambiguous text was read; None if it was not ambiguous
+
+
+# ---- Calibration: what CUDA takes on one kind of GPU, measured on the machine itself -------------
+
+# process: the driver reported what the measuring process held. difference: it did not, so the whole
+# GPU's use before was subtracted.
+MeasuredBy = Literal["process", "difference"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A measurement of one GPU with one driver and one torch. It is not valid for others."""
+
+    gpu_name: str  # as the driver names it
+    driver_version: str
+    torch_version: str
+    cuda_version: str  # of the torch build
+    context_bytes: int  # after torch.ones(1, device="cuda"), without torch's reserved memory
+    context_with_libraries_bytes: int  # after a matmul and a convolution, likewise
+    total_bytes: int  # of the card, as torch reports it
+    matmul_flops: Mapping[str, float]  # per second, by dtype; the best measured
+    bandwidth_bytes_per_s: float | None  # read and written by a copy
+    measured_by: MeasuredBy
+    measured_at: float  # seconds since the epoch
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """Return what the measurement is valid for."""
+        return (self.gpu_name, self.driver_version, self.torch_version, self.cuda_version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """What a prediction assumes without a measurement."""
+
+    gpu: str  # its name in the catalogue
+    context_bytes: int
+    context_low_bytes: int
+    context_high_bytes: int
+    total_bytes: int
+    total_low_bytes: int
+    total_high_bytes: int
+    matmul_flops: Mapping[str, float | None]
+    bandwidth_bytes_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """A measurement and the values it replaces; None if the catalogue lacks the GPU."""
+
+    calibration: Calibration
+    assumed: Assumed | None
+
+
+def from_jsonable(entry: Any) -> Calibration:
+    """Read a stored calibration. Raises ValueError if it is not one."""
+    names = {field.name for field in fields(Calibration)}
+    if not isinstance(entry, dict) or set(entry) != names:
+        raise ValueError("an entry does not have the fields of a calibration")
+    texts = ("gpu_name", "driver_version", "torch_version", "cuda_version")
+    sizes = ("context_bytes", "context_with_libraries_bytes", "total_bytes")
+    rates = entry["matmul_flops"]
+    is_sound = (
+        all(isinstance(entry[name], str) for name in texts)
+        and all(type(entry[name]) is int and entry[name] > 0 for name in sizes)
+        and isinstance(rates, dict)
+        and all(_is_rate(rate) for rate in rates.values())
+        and (entry["bandwidth_bytes_per_s"] is None or _is_rate(entry["bandwidth_bytes_per_s"]))
+        and entry["measured_by"] in ("process", "difference")
+        and _is_rate(entry["measured_at"])
+    )
+    if not is_sound:
+        raise ValueError("an entry has impossible figures")
+    return Calibration(**entry)
+
+
+def _is_rate(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < float("inf")

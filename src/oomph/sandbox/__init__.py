@@ -1,0 +1,1 @@
+"""Run a user's script where it can harm nothing."""

@@ -1,0 +1,352 @@
+"""Plans -> what `oomph plan` prints and draws: the answer first, then the table.
+
+Also the reverse: files of plans -> what their page shows, for `oomph serve --plans`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oomph.errors import Unreadable
+from oomph.records.plan import Plan, Plans, Rejected, Shortfall, Timeline
+from oomph.records.stored import (
+    LARGEST_FILE_BYTES,
+    SCHEMA,
+    from_json_file,
+    from_jsonable,
+    no_record,
+    to_jsonable,
+)
+from oomph.showing.html_page import write_page
+from oomph.showing.predict import FITS, named_tricks
+from oomph.showing.terminal import (
+    Column,
+    Glyphs,
+    cut,
+    glyphs_for,
+    new_console,
+    print_prose,
+    print_table,
+)
+from oomph.units import format_bytes, format_ratio
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+_STABILITY = {
+    "same": ("same", "green"),
+    "rounding": ("rounding", ""),
+    "changes": ("CHANGES", "bold yellow"),
+}
+_BAR_WIDTH = 14
+_LEAST_FOR_TRICKS, _ALL_ELSE = 28, 72  # characters
+
+
+def print_plans(plans: Plans) -> None:
+    """Print the whole answer on the terminal."""
+    console = new_console()
+    _print_as_is(console, plans)
+    if plans.best is None:
+        _print_shortfall(console, plans)
+    else:
+        _print_best(console, plans.best, is_batch_known=_is_batch_known(plans))
+        _print_table(console, plans)
+        _print_tricks(console, plans.best)
+    for caveat in plans.caveats:
+        print_prose(console, f"- {caveat}")
+    _print_rejected(console, plans.rejected)
+    print_prose(console, f"Compared {plans.num_candidates} variants.", "dim")
+    if plans.seen is not None:
+        from oomph.showing.script import print_seen
+
+        print_seen(console, plans.seen)
+
+
+def _print_as_is(console: Console, plans: Plans) -> None:
+    as_is = plans.as_is
+    needs = f"{format_bytes(as_is.device_bytes)} of {format_bytes(plans.capacity_bytes)}"
+    verdict, style = FITS[plans.fits_as_is]
+    on = f"{plans.workload} {verdict} as it is on {plans.gpu}"
+    print_prose(console, f"{on}: {_batch(plans)} needs {needs}{_room(plans)}", style)
+
+
+def _is_batch_known(plans: Plans) -> bool:
+    return plans.seen is None or plans.seen.is_batch_known
+
+
+def _batch(plans: Plans) -> str:
+    given = plans.as_is.variant
+    if not _is_batch_known(plans):
+        return "its own batch (of unknown size)"
+    if given.accumulation == 1:
+        return f"a batch of {plans.batch_size} at once"
+    return f"a batch of {plans.batch_size} as {given.micro_batch} x {given.accumulation}"
+
+
+def _room(plans: Plans) -> str:
+    """Return how much stays free if the training fits unchanged."""
+    if plans.fits_as_is != "yes":
+        return ""
+    left_bytes = plans.capacity_bytes - plans.as_is.high_bytes
+    if left_bytes < 0:  # torch's cache does not count as needed: it is freed before memory runs out
+        return "; at worst it fills the GPU and torch frees its cache"
+    grow = plans.largest_micro_batch
+    more = f"; micro-batches up to about {grow} would fit" if grow else ""
+    return f"; at least {format_bytes(left_bytes)} stay free{more}"
+
+
+def _print_best(console: Console, best: Plan, *, is_batch_known: bool) -> None:
+    sure = "" if best.fits == "yes" else " (uncertain: see the error bar)"
+    print_prose(console, f"recommended: {in_words(best, is_batch_known)}{sure}", "bold")
+    print_prose(console, best.why, indent=2)
+
+
+def in_words(plan: Plan, is_batch_known: bool = True) -> str:
+    """Return what a plan sets, in a few words."""
+    parts = [_split(plan, is_batch_known)]
+    if plan.gpus > 1:
+        parts.append(f"{plan.gpus} GPUs")
+    return ", ".join([*parts, *_names(plan)])
+
+
+def _split(plan: Plan, is_batch_known: bool) -> str:
+    """Return how the batch is split, without numbers if its size is unknown."""
+    known = f"micro-batch {plan.micro_batch} x {plan.accumulate}"
+    return known if is_batch_known else "the script's own batch"
+
+
+def _names(plan: Plan) -> list[str]:
+    return named_tricks((trick.name for trick in plan.tricks), plan.variant)
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def _print_table(console: Console, plans: Plans) -> None:
+    shown, capacity = plans.plans, plans.capacity_bytes
+    is_known, glyphs = _is_batch_known(plans), glyphs_for(console.encoding)
+    most = max(console.width - _ALL_ELSE, _LEAST_FOR_TRICKS)
+    predictions = [plan.prediction for plan in shown]
+    hosts = [format_bytes(one.host_bytes) if one.host_bytes else "" for one in predictions]
+    steps = ["" if one.step_s is None else f"{one.step_s:.3g} s" for one in predictions]
+    times = [f"{p.relative_time:.2f} x" if p.relative_time else "" for p in shown]
+    columns = [
+        Column("", ["->" if p.recommended else "" for p in shown], keep=9),
+        Column(
+            "batch", [f"{p.micro_batch} x {p.accumulate}" if is_known else "own" for p in shown]
+        ),
+        Column("tricks", [cut(", ".join(_names(p)) or "none", most) for p in shown], 6, "<"),
+        Column("update", [[_STABILITY[p.stability]] for p in shown], keep=7, align="<"),
+        Column(f"of {format_bytes(capacity)}", [bar(glyphs, p, capacity) for p in shown], 3, "<"),
+        Column("memory", [format_bytes(one.device_bytes) for one in predictions]),
+        Column("GPUs", [str(p.gpus) for p in shown], keep=5),
+        Column("host", hosts, keep=2),
+        Column("step", steps, keep=4),
+        Column("time", times, keep=8),
+    ]
+    console.print()
+    print_table(console, columns)
+    console.print()
+
+
+def bar(glyphs: Glyphs, plan: Plan, capacity_bytes: int) -> str:
+    """Draw the memory used, the error bar and what is left, to scale."""
+    scale = _BAR_WIDTH / max(capacity_bytes, 1)
+    taken = min(round(plan.prediction.device_bytes * scale), _BAR_WIDTH)
+    most = min(round(plan.prediction.high_bytes * scale), _BAR_WIDTH)
+    sizes = {"mine": taken, "rest": most - taken, "free": _BAR_WIDTH - most}
+    return "".join(glyphs.bar[part] * size for part, size in sizes.items())
+
+
+# ---- below the table -----------------------------------------------------------------------------
+
+
+def _print_tricks(console: Console, best: Plan) -> None:
+    if best.tricks:
+        print_prose(console, "what to change:", "bold")
+    for trick in best.tricks:
+        print_prose(console, f"{trick.name}: {trick.what}", indent=2)
+        print_prose(console, trick.code, "cyan", indent=4)
+        if trick.caveat:
+            print_prose(console, trick.caveat, "dim", indent=4)
+
+
+def _print_rejected(console: Console, rejected: Sequence[Rejected]) -> None:
+    """Print rejected plans, grouped by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for one in rejected:
+        by_reason.setdefault(one.why.replace(f"--allow {one.what}", "--allow"), []).append(one.what)
+    for why, names in by_reason.items():
+        print_prose(console, f"not considered: {', '.join(names)} ({why})", "dim")
+
+
+def _print_shortfall(console: Console, plans: Plans) -> None:
+    short: Shortfall | None = plans.shortfall
+    if short is None:
+        return
+    print_prose(console, "Nothing that is allowed fits.", "bold red")
+    missing = format_bytes(short.missing_bytes)
+    share = format_ratio(short.missing_bytes / max(plans.capacity_bytes, 1))
+    print_prose(
+        console,
+        f"The smallest variant needs {missing} more ({share} of the GPU); its largest part is"
+        f" {short.largest_part}",
+        indent=2,
+    )
+    if short.smallest_gpu:
+        print_prose(console, f"It would fit on {short.smallest_gpu}.", indent=2)
+    if short.num_gpus:
+        print_prose(
+            console,
+            f"Or on about {short.num_gpus} of these GPUs, sharded: --max-gpus {short.num_gpus}",
+            indent=2,
+        )
+
+
+# ---- the page of `oomph plan --html` -------------------------------------------------------------
+
+_DIGITS = 6  # digits of a position: a step has fewer than a million events
+_OWN_BATCH = "is_own_batch"  # in the plans as a whole, and in each variant
+
+
+def write_plan_page(
+    plans: Plans, timelines: Sequence[Timeline | None], code: Sequence[str], path: Path | str
+) -> None:
+    """Write the page, completely or not at all. `timelines` and `code` have one entry per plan."""
+    write_page("plan", plan_data(plans, timelines, code), path)
+
+
+def plan_data(
+    plans: Plans, timelines: Sequence[Timeline | None], code: Sequence[str]
+) -> dict[str, Any]:
+    """Return the page's data: the record, and with each plan its timeline and code.
+
+    If a script's batch size is unknown, the numbers of a split mean nothing; this is marked.
+    """
+    from oomph import __version__
+
+    own = {_OWN_BATCH: not _is_batch_known(plans)}
+    data = {"schema": SCHEMA, "version": __version__, **to_jsonable(plans), **own}
+    for plan, timeline, text in zip(data["plans"], timelines, code, strict=True):
+        plan |= {"timeline": _drawable(timeline), "code": text}
+        plan["variant"] |= own
+    return data
+
+
+def _drawable(timeline: Timeline | None) -> dict[str, Any] | None:
+    """Return the timeline with each op named once: there are far fewer names than positions."""
+    if timeline is None:
+        return None
+    names = {op: number for number, op in enumerate(dict.fromkeys(timeline.ops))}
+    return {
+        **to_jsonable(timeline),
+        "positions": [round(position, _DIGITS) for position in timeline.positions],
+        "phases": [[round(position, _DIGITS), phase] for position, phase in timeline.phases],
+        "ops": [names[op] for op in timeline.ops],
+        "op_names": list(names),
+    }
+
+
+# ---- files of plans, read back for `oomph serve --plans` -----------------------------------------
+# A page written by `oomph plan --html` holds its plans as JSON, with their timelines; a file
+# written by `oomph plan -o` holds one plan. Only data is taken from either, and only what is
+# understood.
+
+# See html_page.py.
+_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+
+
+def plan_files(directory: Path, most: int) -> list[Path]:
+    """Return the files that may hold plans, newest first."""
+    found = [
+        path
+        for path in directory.iterdir()
+        if path.suffix in (".html", ".json") and path.is_file() and not path.name.startswith(".")
+    ]
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:most]
+
+
+def read_plan_file(path: Path) -> dict[str, Any]:
+    """Return what the page of plans shows. Raises Unreadable if the file holds no plan."""
+    if path.suffix == ".json":
+        return _of_plan(from_json_file(Plan, path, what="plan"))
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE_BYTES + 1)
+        if len(content) > LARGEST_FILE_BYTES:
+            raise ValueError(f"it is larger than {LARGEST_FILE_BYTES} bytes")
+        return _of_page(content.decode("utf-8"))
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read", because=error.strerror) from None
+    except (ValueError, RecursionError) as error:
+        raise no_record("plan", path, str(error)) from None
+
+
+def summary_of(path: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """Return one line of a list of plans."""
+    best = data["plans"][0] if data["plans"] else None
+    return {
+        "name": path.name,
+        "written_at": path.stat().st_mtime,
+        "workload": data["workload"],
+        "gpu": data["gpu"],
+        "batch_size": data["batch_size"],
+        "num_plans": len(data["plans"]),
+        "device_bytes": best and best["prediction"]["device_bytes"],
+        "capacity_bytes": data["capacity_bytes"],
+        "why": best and best["why"],
+    }
+
+
+def _of_page(text: str) -> dict[str, Any]:
+    """Return a page's data. Raises ValueError unless it is a valid record of this version."""
+    found = _DATA.search(text)
+    if found is None:
+        raise ValueError("it is not a page of plans")
+    data: dict[str, Any] = json.loads(found[1], parse_constant=_refuse)
+    record = _without(data, "schema", "version", _OWN_BATCH)
+    if data.get("schema") != SCHEMA:
+        raise ValueError(f"its schema is not {SCHEMA}, which this oomph reads")
+    if isinstance(record.get("plans"), list):
+        plans = [_without(plan, "timeline", "code") for plan in record["plans"]]
+        variants = [_without(plan.get("variant"), _OWN_BATCH) for plan in plans]
+        pairs = zip(plans, variants, strict=True)
+        record["plans"] = [{**plan, "variant": variant} for plan, variant in pairs]
+    from_jsonable(Plans, record)
+    return data
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _without(value: object, *names: str) -> dict[str, Any]:
+    """Return a JSON object without the keys that a page adds."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r:.40} is not a JSON object")
+    return {name: item for name, item in value.items() if name not in names}
+
+
+def _of_plan(plan: Plan) -> dict[str, Any]:
+    from oomph import __version__
+
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "workload": plan.workload,
+        "gpu": plan.gpu,
+        "batch_size": plan.batch_size,
+        "capacity_bytes": plan.prediction.capacity_bytes,
+        "fits_as_is": None,  # unknown from a single plan
+        "as_is": None,
+        "plans": [{**to_jsonable(plan), "timeline": None, "code": ""}],
+        "rejected": [],
+        "shortfall": None,
+        "caveats": [],
+        "num_candidates": None,
+    }

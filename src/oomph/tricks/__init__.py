@@ -1,0 +1,1 @@
+"""The tricks that fit training into memory: one file each."""

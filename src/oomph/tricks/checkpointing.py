@@ -1,0 +1,283 @@
+"""Recompute a model's blocks in backward instead of keeping their activations.
+
+The forward of a block is wrapped, not the block itself, so state dict keys do not change. The
+recomputation gives the same result: dropout drops the same elements (torch restores its RNG state),
+running statistics are not updated twice, and nothing is added to a key-value cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from oomph.errors import UsageError
+from oomph.records.workload import (
+    Variant,
+    divides_parameters,
+    listed_blocks,
+    recomputed_blocks,
+)
+from oomph.tricks.definition import Definition, Fragment
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.checkpoint import CheckpointPolicy
+
+# "selective" keeps the results of these ops, which take nearly all the time of a block, and
+# recomputes the rest: elementwise ops, norms, dropout. The list follows torchtitan's
+# (torchtitan/distributed/activation_checkpoint.py), except that torchtitan keeps every second
+# matmul and oomph keeps every one.
+KEPT = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "_scaled_mm",
+    "_grouped_mm",
+    "convolution",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_flash_attention_forward",
+    "_efficient_attention_forward",
+)
+# The names of the key-value cache in transformers' blocks (GradientCheckpointingLayer).
+_CACHES = ("past_key_values", "past_key_value", "layer_past")
+
+
+def checkpoint_blocks(model: torch.nn.Module, checkpointing: str) -> None:
+    """Recompute blocks in backward. Raises UsageError if the model has no blocks."""
+    from oomph.tricks.blocks import find_blocks
+
+    blocks = find_blocks(model)
+    if not blocks:
+        raise UsageError(
+            "this model has no repeated blocks to checkpoint",
+            because="no two modules in it have one class and parts of their own",
+            attempt="checkpointing inside the model, with torch.utils.checkpoint",
+        )
+    _switch_off_own(model)
+    for number in recomputed_blocks(checkpointing, len(blocks)):
+        block = blocks[number]
+        if isinstance(block.forward, _Recomputed):
+            raise UsageError("the blocks of this model are recomputed already")
+        block.forward = _Recomputed(block, keeps_matmuls=checkpointing == "selective")
+
+
+def _switch_off_own(model: Any) -> None:
+    """Switch off the model's own checkpointing, and its key-value cache, which both would fill."""
+    if getattr(model, "is_gradient_checkpointing", False):
+        model.gradient_checkpointing_disable()
+    if hasattr(model, "set_grad_checkpointing"):  # in timm
+        model.set_grad_checkpointing(False)
+    without: dict[int, Any] = {}  # copies, so that the user's own configuration does not change
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "use_cache", False) is True:
+            if id(config) not in without:
+                without[id(config)] = copy.copy(config)
+                without[id(config)].use_cache = False
+            module.config = without[id(config)]
+
+
+class _Recomputed:
+    """A block's forward, checkpointed non-reentrantly so that keyword arguments and hooks work."""
+
+    def __init__(self, block: torch.nn.Module, *, keeps_matmuls: bool) -> None:
+        functools.update_wrapper(self, block.forward)  # callers inspect its signature
+        self._forward = block.forward
+        self._contexts = _contexts(block, keeps_matmuls)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        import torch
+        from torch.utils.checkpoint import checkpoint
+
+        if not torch.is_grad_enabled():
+            return self._forward(*args, **kwargs)
+        return checkpoint(
+            self._forward,
+            *map(_as_it_is_now, args),
+            use_reentrant=False,
+            context_fn=self._contexts,
+            **{name: _as_it_is_now(value) for name, value in _without_cache(kwargs).items()},
+        )
+
+
+def _as_it_is_now(argument: Any) -> Any:
+    """Copy a list that the model goes on to fill (as DenseNet does), for the recomputation."""
+    return argument.copy() if type(argument) in (list, dict) else argument
+
+
+def _without_cache(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Remove the key-value cache, which the recomputation would fill a second time."""
+    changed = dict.fromkeys(_CACHES) | {"use_cache": False}
+    return {name: changed.get(name, value) for name, value in arguments.items()}
+
+
+# ---- contexts for forward and recomputation ---------------------------------------------------
+
+_Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+
+
+def _contexts(block: torch.nn.Module, keeps_matmuls: bool) -> _Contexts:
+    from torch.nn.modules.batchnorm import _NormBase
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts, noop_context_fn
+
+    norms = [
+        module
+        for module in block.modules()
+        if isinstance(module, _NormBase) and module.track_running_stats
+    ]
+    _elsewhere()  # create it now: the recomputation must not run any new op
+    selective: _Contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
+    outer = selective if keeps_matmuls else noop_context_fn
+
+    def with_statistics() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        forward, recomputation = outer()
+        return forward, _statistics_kept(norms, recomputation)
+
+    return with_statistics if norms else outer
+
+
+def _policy(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    is_kept = getattr(op, "namespace", "") == "aten" and op._schema.name[6:] in KEPT
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@contextlib.contextmanager
+def _statistics_kept(
+    norms: list[Any], recomputation: AbstractContextManager[Any]
+) -> Iterator[None]:
+    """Update running statistics by 0 and count batches elsewhere (pytorch#96136)."""
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    try:
+        for norm in norms:
+            norm.momentum = 0.0
+            norm.num_batches_tracked = _elsewhere()
+        with recomputation:
+            yield
+    finally:
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count
+
+
+@functools.cache
+def _elsewhere() -> torch.Tensor:
+    """Return a counter on the host, where it takes no GPU memory."""
+    import torch
+
+    return torch.zeros((), dtype=torch.long)
+
+
+# ---- the trick -----------------------------------------------------------------------------------
+
+
+def _what(variant: Variant) -> str:
+    text = variant.checkpointing
+    if text == "selective":
+        return "recompute in backward what is cheap; keep products of matrices and attention"
+    if text == "blocks":
+        return "recompute every block in backward"
+    if text.startswith("every-"):
+        return f"recompute one block of {text.removeprefix('every-')} in backward"
+    return f"recompute in backward the {text.replace(':', ' ')}"
+
+
+def _by_hand(variant: Variant, target: str) -> list[str]:
+    text = variant.checkpointing
+    is_fsdps = text == "blocks" and target == "accelerate" and divides_parameters(variant)
+    is_hfs = target == "hf" and (text == "blocks" or text.startswith("every-"))
+    if target == "code" or is_hfs or is_fsdps:
+        return []
+    if text == "selective":
+        contexts = "create_selective_checkpoint_contexts; plan.to_code() has it"
+        return [f"selective checkpointing: torch.utils.checkpoint with context_fn={contexts}"]
+    if text == "blocks":
+        which = "every block"
+    elif text.startswith("every-"):
+        which = f"every block of number n * {text.removeprefix('every-')}"
+    else:
+        which = f"the blocks {text.removeprefix('blocks:')} only"
+    wrapped = "torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False"
+    return [f"checkpointing: block.forward = functools.partial({wrapped}) on {which}"]
+
+
+_RECOMPUTE = '''
+def recompute(block):
+    """Keeps nothing of the block's forward: backward runs it again. Names stay as they are."""
+    forward = block.forward
+
+    def recomputed(*args, **kwargs):
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint({arguments})
+
+    block.forward = recomputed
+'''
+_ARGUMENTS = "forward, *args, use_reentrant=False, **kwargs"
+_SELECTIVE_ARGUMENTS = """
+            forward,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: create_selective_checkpoint_contexts(keep_expensive_ops),
+            **kwargs,
+        """
+_SELECTIVE = '''
+def keep_expensive_ops(_context, op, *_args, **_kwargs):
+    """Matrix products, convolutions and attention are kept; the rest is cheap to run again."""
+    expensive = ("mm", "addmm", "bmm", "baddbmm", "convolution")
+    name = op.name().removeprefix("aten::").split(".")[0]
+    is_expensive = name in expensive or name.startswith("_scaled_dot_product")
+    return CheckpointPolicy.MUST_SAVE if is_expensive else CheckpointPolicy.PREFER_RECOMPUTE
+'''
+_SELECTIVE_IMPORT = """from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)"""
+
+
+def _in_code(variant: Variant) -> Fragment:
+    text = variant.checkpointing
+    is_selective = text == "selective"
+    arguments = _SELECTIVE_ARGUMENTS if is_selective else _ARGUMENTS
+    recompute = _RECOMPUTE.replace("{arguments}", arguments)
+    plain = "from torch.utils.checkpoint import checkpoint"
+    listed = listed_blocks(text)
+    if listed is not None:
+        lines = [
+            "blocks = blocks_of(model)",
+            f"for number in [{', '.join(map(str, listed))}]:",
+            "    recompute(blocks[number])",
+        ]
+    else:
+        every = f"[::{text.removeprefix('every-')}]" if text.startswith("every-") else ""
+        lines = [f"for block in blocks_of(model){every}:", "    recompute(block)"]
+    return Fragment(
+        imports=[_SELECTIVE_IMPORT if is_selective else plain],
+        functions=[_SELECTIVE, recompute] if is_selective else [recompute],
+        needs_blocks=True,
+        on_model=lines,
+    )
+
+
+CHECKPOINTING = Definition(
+    name="checkpointing",
+    stability="same",
+    setting="checkpointing",
+    what=_what,
+    code="torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+    why_not=lambda request: (
+        None if request.possible.num_blocks else "the model has no repeated blocks"
+    ),
+    put_on_model=lambda model, variant: checkpoint_blocks(model, variant.checkpointing),
+    by_hand=_by_hand,
+    in_code=_in_code,
+)

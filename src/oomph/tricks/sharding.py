@@ -1,0 +1,234 @@
+"""A model, Variant -> one rank's part of the model on several GPUs.
+
+torch.distributed must be running, with as many ranks as the variant has GPUs (torchrun does both).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from oomph.errors import UsageError
+from oomph.records.workload import (
+    Sharding,
+    Variant,
+    check_sharding,
+    divides_parameters,
+    grid_of,
+)
+from oomph.tricks.definition import Definition, Fragment, Request, by_hand
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _put_on_ranks(model: torch.nn.Module, variant: Variant) -> torch.nn.Module:
+    """Replicate or shard the model. Make the optimizer from its parameters afterwards."""
+    import torch
+
+    _check_group(variant.num_gpus)
+    if divides_parameters(variant):
+        return _divided(model, variant)
+    # With views, gradients live in the buckets that are sent; without, each exists twice.
+    return torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def _divided(model: torch.nn.Module, variant: Variant) -> torch.nn.Module:
+    """Shard with FSDP2: each block gathers its parameters to run; the root, the rest, keeps its."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    from oomph.tricks.blocks import find_blocks
+
+    low = variant.precision in ("bf16", "pure-bf16")
+    # Low precision is enough for computing; sums over many ranks are in fp32.
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if low else None, reduce_dtype=torch.float32 if low else None
+    )
+    copies, shards = grid_of(variant)
+    device = next(model.parameters()).device.type
+    if copies == 1:
+        mesh = init_device_mesh(device, (shards,))
+    else:
+        mesh = init_device_mesh(device, (copies, shards), mesh_dim_names=("copies", "shards"))
+    for block in find_blocks(model):
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)  # changes the model's class
+    return model
+
+
+def _check_group(num_gpus: int) -> None:
+    from torch import distributed
+
+    is_there = distributed.is_available() and distributed.is_initialized()
+    num_ranks = distributed.get_world_size() if is_there else 1
+    if num_ranks != num_gpus:
+        raise UsageError(
+            f"{num_gpus} GPUs are needed, but {num_ranks} rank{'s' * (num_ranks > 1)} run",
+            because="each GPU needs a process of its own",
+            attempt=f"torchrun --nproc-per-node {num_gpus}, and"
+            " torch.distributed.init_process_group()",
+        )
+
+
+# ---- how many GPUs can share a batch -------------------------------------------------------------
+
+
+def numbers_of_gpus(batch_size: int, most: int) -> list[int]:
+    """Return the powers of two that divide the batch, and the largest number that does."""
+    powers = [2**n for n in range(1, most.bit_length()) if batch_size % 2**n == 0]
+    largest = next(number for number in range(most, 0, -1) if batch_size % number == 0)
+    return sorted({*powers, largest} - {1})
+
+
+def can_share(kind: Sharding, num_gpus: int) -> bool:
+    """Return whether this many GPUs can be used: hybrid needs equal groups of several."""
+    try:
+        check_sharding(kind, num_gpus)
+    except UsageError:
+        return False
+    return True
+
+
+def _why_not(kind: Sharding, request: Request) -> str | None:
+    batch_size, most = request.batch_size, request.max_gpus
+    if most == 1:
+        return "only one GPU is allowed: --max-gpus"
+    numbers = numbers_of_gpus(batch_size, most)
+    if not numbers:
+        return f"a batch of {batch_size} cannot be divided equally among up to {most} GPUs"
+    if any(can_share(kind, number) for number in numbers):
+        return None
+    return f"{' or '.join(map(str, numbers))} GPUs cannot form several equal groups: use fsdp"
+
+
+# ---- as plain code -------------------------------------------------------------------------------
+
+_START = '''
+def start():
+    """Joins the processes that torchrun started, of which each has one GPU."""
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(DEVICE)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo")
+    if dist.get_world_size() != NUM_GPUS:
+        raise SystemExit(f"planned for {NUM_GPUS} processes: torchrun --nproc-per-node {NUM_GPUS}")
+'''
+
+_SAME_START = '''
+def start_alike(model):
+    """Gives every process the weights of the first: sharding does not do that by itself."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        sent = tensor.detach().to(DEVICE)
+        dist.broadcast(sent, 0)
+        tensor.data.copy_(sent)
+'''
+_DISTRIBUTED = "import torch.distributed as dist"
+
+_MESH = [
+    'each = int(os.environ["LOCAL_WORLD_SIZE"])  # sharded inside a machine, copied across',
+    "shape = (NUM_GPUS // each, each)",
+    'names = ("copy", "shard")',
+    'options["mesh"] = init_device_mesh(DEVICE.type, shape, mesh_dim_names=names)',
+]
+
+
+def _ddp_in_code(_: Variant) -> Fragment:
+    # Gradients that are not views of the buckets exist twice.
+    wrapped = "DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)"
+    return Fragment(
+        imports=[
+            "import contextlib",
+            _DISTRIBUTED,
+            "from torch.nn.parallel import DistributedDataParallel",
+        ],
+        functions=[_START],
+        # Before the optimizer: a host copy of the weights must be made after DDP has broadcast them
+        # to every process.
+        on_gpu=['ids = [LOCAL_RANK] if DEVICE.type == "cuda" else None', f"model = {wrapped}"],
+    )
+
+
+def _fsdp_in_code(variant: Variant) -> Fragment:
+    is_hybrid = variant.sharding == "hybrid"
+    mesh = ["from torch.distributed.device_mesh import init_device_mesh"] if is_hybrid else []
+    return Fragment(
+        imports=[_DISTRIBUTED, *mesh, "from torch.distributed.fsdp import fully_shard"],
+        functions=[_START, _SAME_START],
+        needs_blocks=True,
+        to_gpu=[
+            "start_alike(model)",
+            "options = {}",
+            *(_MESH if is_hybrid else []),
+            "for block in blocks_of(model):",
+            "    fully_shard(block, **options)",
+            "fully_shard(model, **options)",
+        ],
+    )
+
+
+_UNITS = by_hand(
+    "the units of FSDP: auto_wrap_policy={the class of the blocks}",
+    unless=["hf", "accelerate", "deepspeed"],
+)
+_MESH_BY_HAND = by_hand(
+    "sharding inside a machine and copies across: fully_shard(..., mesh=a mesh of two axes)"
+)
+
+
+# ---- the tricks ----------------------------------------------------------------------------------
+
+_WHY_NOT_IN_SCRIPT = "a script that starts itself on several GPUs is not rehearsed: a Workload is"
+
+DDP = Definition(
+    name="ddp",
+    stability="same",
+    setting="sharding",
+    value="ddp",
+    what=lambda v: f"{v.num_gpus} GPUs with the whole model each, gradients averaged",
+    code=lambda v: (
+        f"torchrun --nproc-per-node {v.num_gpus}, DistributedDataParallel("
+        "model, gradient_as_bucket_view=True)"
+    ),
+    splits_batch=True,
+    why_not_in_script=_WHY_NOT_IN_SCRIPT,
+    why_not=partial(_why_not, "ddp"),
+    divide=_put_on_ranks,
+    by_hand=by_hand(
+        "gradients as views of the buckets, which saves a copy of them:"
+        " DistributedDataParallel(..., gradient_as_bucket_view=True)",
+        unless=["deepspeed"],
+    ),
+    in_code=_ddp_in_code,
+)
+
+FSDP = Definition(
+    name="fsdp",
+    stability="same",
+    setting="sharding",
+    value="fsdp",
+    what=lambda v: f"parameters, gradients and optimizer divided over {v.num_gpus} GPUs",
+    code=lambda v: f"torchrun --nproc-per-node {v.num_gpus}, fully_shard(block), then the model",
+    splits_batch=True,
+    why_not_in_script=_WHY_NOT_IN_SCRIPT,
+    why_not=partial(_why_not, "fsdp"),
+    divide=_put_on_ranks,
+    by_hand=_UNITS,
+    in_code=_fsdp_in_code,
+)
+
+HYBRID = Definition(
+    name="hybrid",
+    stability="same",
+    setting="sharding",
+    value="hybrid",
+    what=lambda v: f"divided within a node, copied across nodes: {v.num_gpus} GPUs",
+    code="fully_shard(block, mesh=a mesh of two dimensions)",
+    splits_batch=True,
+    why_not_in_script=_WHY_NOT_IN_SCRIPT,
+    why_not=partial(_why_not, "hybrid"),
+    divide=_put_on_ranks,
+    by_hand=lambda v, target: (*_UNITS(v, target), *_MESH_BY_HAND(v, target)),
+    in_code=_fsdp_in_code,
+)

@@ -1,0 +1,146 @@
+"""The verb plan: Workload or Script -> every variant of it that fits -> Plans."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from oomph.exporting.planned import Planned
+    from oomph.records.check import Checks
+    from oomph.records.plan import Plan, PlanOptions, Plans, Preference, Stability
+    from oomph.records.script import Script
+    from oomph.records.workload import Keeps, Workload
+
+    Say = Callable[[str], None]
+
+
+def plan(
+    workload: Workload | Script | str,
+    *,
+    gpu: str | None = None,
+    gpu_memory: int | str | None = None,
+    max_gpus: int = 1,
+    batch_size: int | None = None,
+    allow: Sequence[str] = (),
+    forbid: Sequence[str] = (),
+    target_memory: float = 1.0,
+    prefer: Preference = "balance",
+    checks: Checks | Path | str | None = None,
+    keeps: Keeps | None = None,
+    unprotected: bool = False,
+    fresh: bool = False,
+    say: Say | None = None,
+) -> Plans:
+    """Return the training variants of a workload that fit on a GPU, best first, with their costs.
+
+    Every plan keeps your batch size: micro-batch x accumulation x GPUs stays the same. A trick that
+    changes training is considered only if `allow` names it; `forbid` names tricks to leave out.
+    `target_memory` is the share of the GPU that may be used. `say` is called with progress.
+    `checks` is the result of oomph.check, or its file: what it proved about a trick replaces what
+    is assumed for models in general. `keeps="outputs"` plans for a loop that keeps what the model
+    returned until the next step, "nothing" for one that does not.
+
+    A script (its path, or a Script with its arguments) is rehearsed unchanged, in a sandbox;
+    `unprotected` runs it even if no sandbox is possible, `fresh` rehearses it again instead of
+    using earlier rehearsals.
+    """
+    from oomph.records.plan import PlanOptions
+    from oomph.records.workload import check_keeps
+
+    options = PlanOptions(
+        batch_size=batch_size,
+        max_gpus=max_gpus,
+        allow=frozenset(allow),
+        forbid=frozenset(forbid),
+        prefer=prefer,
+        target_ratio=target_memory,
+        checked=checked_tricks(checks),
+        keeps=check_keeps(keeps),
+    )
+    return plan_with_options(
+        workload,
+        options,
+        gpu=gpu,
+        gpu_memory=gpu_memory,
+        say=say,
+        unprotected=unprotected,
+        fresh=fresh,
+    )
+
+
+def plan_with_options(
+    workload: Workload | Script | str,
+    options: PlanOptions,
+    *,
+    gpu: str | None = None,
+    gpu_memory: int | str | None = None,
+    say: Say | None = None,
+    draws: bool = False,
+    unprotected: bool = False,
+    fresh: bool = False,
+) -> Plans:
+    """Return the plans, with the timelines of their memory if they will be drawn."""
+    from oomph.planning import plans
+    from oomph.planning.predictions import refuse_keeps, what_to_train
+    from oomph.records.script import Script
+    from oomph.sensing.target import find_target
+
+    target, tell = find_target(gpu, gpu_memory), say or (lambda _: None)
+    plans.check_options(options, target)
+    trained = what_to_train(workload)
+    if isinstance(trained, Script):
+        refuse_keeps(options.keeps)
+        return plans.plan_script(
+            trained,
+            options,
+            target,
+            tell,
+            draws=draws,
+            is_unprotected=unprotected,
+            is_fresh=fresh,
+        )
+    name = workload if isinstance(workload, str) else "workload"
+    return plans.plan_workload(trained, name, options, target, tell, draws=draws)
+
+
+def checked_tricks(checks: Checks | Path | str | None) -> Mapping[str, Stability]:
+    """Return the results of checks, by trick name. Raises Unreadable."""
+    from oomph.records.check import Checks, stability_of_check
+    from oomph.records.stored import from_json_file
+
+    if checks is None:
+        return {}
+    if not isinstance(checks, Checks):
+        checks = from_json_file(Checks, checks, what="check")
+    return stability_of_check(checks)
+
+
+def load_plan(path: Path | str) -> Planned:
+    """Load a plan that was saved with -o or plan.save(). Raises Unreadable."""
+    from oomph.exporting.planned import load_plan as load
+
+    return load(path)
+
+
+def save_plan(plan: Plan, path: Path | str) -> None:
+    """Write one plan as plan.json."""
+    from oomph.exporting.planned import Planned
+
+    Planned.of(plan).save(path)
+
+
+def code_of(plan: Plan) -> str:
+    """Return a plain training loop that implements a plan."""
+    from oomph.exporting.planned import Planned
+
+    return Planned.of(plan).to_code()
+
+
+def trick_names() -> tuple[str, ...]:
+    """Return the trick names that `allow` and `forbid` accept."""
+    from oomph.tricks.trick import NAMES
+
+    return NAMES

@@ -1,0 +1,143 @@
+"""The verb predict: Workload or Script -> Prediction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from oomph.records.prediction import Prediction
+    from oomph.records.script import Script
+    from oomph.records.workload import Adapters, Attention, Keeps, Loss, Precision, Workload
+
+
+def predict(
+    workload: Workload | Script | str,
+    *,
+    gpu: str | None = None,
+    gpu_memory: int | str | None = None,
+    micro_batch: int | None = None,
+    precision: Precision | None = None,
+    checkpointing: str = "none",
+    optimizer: str = "as-is",
+    attention: Attention = "as-is",
+    loss: Loss = "as-is",
+    optimizer_in_backward: bool = False,
+    offload: Collection[str] = (),
+    adapters: Adapters = "none",
+    expandable_segments: bool = False,
+    measured_step_s: float | None = None,
+    measured_micro_batch: int | None = None,
+    measured_precision: Precision | None = None,
+    measured_checkpointing: str | None = None,
+    num_gpus: int = 1,
+    sharding: str | None = None,
+    keeps: Keeps | None = None,
+    unprotected: bool = False,
+    fresh: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> Prediction:
+    """Predict the memory and time of a training step on a GPU, which need not be in this machine.
+
+    `workload` is a Workload, or where to find one: "train.py:workload"; or an unchanged script: its
+    path, or a Script with its arguments. A script runs in a sandbox, up to its second optimizer
+    step; `unprotected` runs it even if no sandbox is possible, `fresh` rehearses it again instead
+    of using an earlier rehearsal. Nothing is trained and no memory of the model's size is used; the
+    rehearsal runs in a child process. `say` is called when something takes seconds.
+
+    `precision` defaults to the script's own, and to "fp32" for a workload. `checkpointing` is
+    "none", "blocks" (every block is recomputed), "every-2" (every second), "blocks:0,3" (the first
+    and the fourth) or "selective" (what is cheap to recompute). `optimizer` is "as-is"; the user's
+    own as "fused", "foreach" or "for-loop", or with state in "8-bit"; or another one: "adafactor",
+    "sgd".
+
+    `attention="sdpa"` replaces eager attention by torch's fused one, `loss="chunked"` computes a
+    language model's loss in pieces, `optimizer_in_backward` applies and frees each gradient at
+    once, `offload` moves "activations" or the "optimizer" to the host, `adapters` trains "lora" or
+    "qlora" instead of the whole model. `keeps="outputs"` is for a loop that keeps what the model
+    returned until the next step, as `outputs = model(...)` does, "nothing" for one that does not;
+    by default as the workload says.
+
+    On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (the model
+    and its optimizer are divided among all) or "hybrid" (divided within groups of GPUs); the
+    micro-batch and all memory figures are per GPU.
+
+    `measured_step_s` is the measured time of one whole optimizer step on that GPU, at the
+    `measured_` micro-batch, precision and checkpointing; those not given are as requested. The
+    predicted time is then scaled to it.
+    """
+    from dataclasses import replace
+
+    from oomph.planning.predictions import (
+        check_measured_step,
+        check_tricks,
+        predict_script,
+        predict_workload,
+        refuse_keeps,
+        refuse_measured_step,
+        what_to_train,
+    )
+    from oomph.records.script import Script
+    from oomph.records.workload import (
+        Variant,
+        check_checkpointing,
+        check_keeps,
+        check_optimizer,
+        check_sharding,
+    )
+    from oomph.rehearsing.traces import Request
+    from oomph.sensing.target import find_target
+
+    offload = (offload,) if isinstance(offload, str) else tuple(offload)
+    check_tricks(attention, loss, adapters, offload)
+    target = find_target(gpu, gpu_memory)
+    tricks = Variant(
+        micro_batch=1,
+        precision=precision or "fp32",
+        checkpointing=check_checkpointing(checkpointing),
+        optimizer=check_optimizer(optimizer),
+        attention=attention,
+        loss=loss,
+        optimizer_in_backward=optimizer_in_backward,
+        offload_activations="activations" in offload,
+        offload_optimizer="optimizer" in offload,
+        adapters=adapters,
+        num_gpus=num_gpus,
+        sharding=check_sharding(sharding, num_gpus),
+    )
+    request = Request(tricks=tricks, micro_batch=micro_batch, keeps=check_keeps(keeps))
+    like = replace(
+        request,
+        micro_batch=measured_micro_batch or micro_batch,
+        tricks=replace(
+            tricks,
+            precision=measured_precision or tricks.precision,
+            checkpointing=check_checkpointing(measured_checkpointing or checkpointing),
+        ),
+    )
+    described = (measured_micro_batch, measured_precision, measured_checkpointing)
+    check_measured_step(measured_step_s, described, is_named=gpu is not None)
+    measured = None if measured_step_s is None else (like, measured_step_s)
+    tell, trained = say or (lambda _: None), what_to_train(workload)
+    if isinstance(trained, Script):
+        refuse_measured_step(measured)
+        refuse_keeps(keeps)
+        return predict_script(
+            trained,
+            target,
+            request,
+            has_own_precision=precision is None,
+            expandable_segments=expandable_segments,
+            say=tell,
+            is_unprotected=unprotected,
+            is_fresh=fresh,
+        )
+    return predict_workload(
+        trained,
+        target,
+        request,
+        expandable_segments=expandable_segments,
+        measured=measured,
+        say=tell,
+    )
