@@ -327,6 +327,7 @@ if rank == 0:
         json.dump([w.detach().flatten().tolist() for w in weights], file)
 dist.barrier()  # gloo's threads must not outlive the other process
 dist.destroy_process_group()
+os._exit(0)  # a thread of gloo that drops a tensor while Python shuts down aborts the process
 """
 
 

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import gc
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -155,6 +156,8 @@ def main() -> None:
         if distributed.get_rank() == 0:
             sys.stdout.write(json.dumps(found) + "\n")
     distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # a thread of gloo that drops a tensor while Python shuts down aborts the process
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -374,6 +375,7 @@ def main(folder: Path, backend: str, *numbers: int) -> None:
     found = [run(case, rank, num_ranks, *models[case.wrap]) for case in cases]
     (folder / f"{rank}.json").write_text(json.dumps(found))
     distributed.destroy_process_group()
+    os._exit(0)  # a thread of gloo that drops a tensor while Python shuts down aborts the process
 
 
 if __name__ == "__main__":

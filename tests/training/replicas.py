@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -393,6 +394,7 @@ def main(folder: Path) -> None:
             found[work.__name__] = work(rank)
     (folder / f"{rank}.json").write_text(json.dumps(found))
     distributed.destroy_process_group()
+    os._exit(0)  # a thread of gloo that drops a tensor while Python shuts down aborts the process
 
 
 if __name__ == "__main__":

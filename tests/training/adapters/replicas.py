@@ -102,6 +102,7 @@ def main(folder: Path) -> None:
         }
     (folder / f"{rank}.json").write_text(json.dumps(found))
     distributed.destroy_process_group()
+    os._exit(0)  # a thread of gloo that drops a tensor while Python shuts down aborts the process
 
 
 if __name__ == "__main__":
