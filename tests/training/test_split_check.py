@@ -157,6 +157,8 @@ RARE = {
 @pytest.mark.slow
 # Of these three sentences the first has a third of the words: both divisors give the same share.
 @example(name="two terms with different divisors", seed=1, num=3, size=1)
+# Cut in halves, nobody's nearest is in the other half; cut elsewhere, one piece has no gradient.
+@example(name="the hardest triplets of the batch", seed=294, num=4, size=1)
 @settings(max_examples=25, deadline=None)
 @given(
     name=st.sampled_from(sorted(CASES.keys() - RANDOM - RARE - {"frames in one dimension"})),

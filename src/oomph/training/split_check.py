@@ -253,13 +253,15 @@ class SplitCheck:
     def _judge(self, found: _Found, ran: Compared, *, is_first: bool) -> bool:
         """Judge one comparison; return True if another cut would show nothing more."""
         found.unknown = None
-        if not ran.is_telling:
+        within = _SAME_LOSS if found.is_forward_only else self._trials.hard_tolerance
+        # A piece without a gradient shows no weights, but the other must then give the whole.
+        residual = fitted(ran.whole, ran.pieces)[1] if ran.is_finite else 0.0
+        if not ran.is_telling and not residual > within:
             if not found.matches:
                 found.unknown = "the gradients of some examples are zero or not finite"
             return False
-        within = _SAME_LOSS if found.is_forward_only else self._trials.hard_tolerance
-        _, found.residual = fitted(ran.whole, ran.pieces)
-        if found.residual > within or (ran.is_undivided and not found.is_forward_only):
+        found.residual = residual
+        if residual > within or (ran.is_undivided and not found.is_forward_only):
             found.is_exact, found.matches = False, []
             is_mixed = found.whole is not None and bool(found.whole.draws.mixing)
             if not ran.is_repeatable and not is_mixed:

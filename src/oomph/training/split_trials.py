@@ -136,11 +136,14 @@ class Compared:
         return float((self.whole - sum(parts)).norm()) / scale
 
     @property
+    def is_finite(self) -> bool:
+        """Return whether no gradient has an infinite value or a NaN."""
+        return all(bool(torch.isfinite(g).all()) for g in (self.whole, *self.pieces))
+
+    @property
     def is_telling(self) -> bool:
         """Return whether all gradients are nonzero and finite."""
-        return all(
-            bool(torch.isfinite(g).all()) and bool(g.any()) for g in (self.whole, *self.pieces)
-        )
+        return self.is_finite and all(bool(g.any()) for g in (self.whole, *self.pieces))
 
     @property
     def is_undivided(self) -> bool:
