@@ -281,7 +281,7 @@ def test_it_starts_without_anything_heavy(code: str) -> None:
 # The same noun in several rooms, on purpose: the command, the verb, the view, the record.
 # A module elsewhere that takes one of these names must be about the same thing.
 SHARED_NAMES = {
-    "accelerate", "accumulation", "calibrate", "calibration", "check", "checkpointing",
+    "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check", "checkpointing",
     "compare", "gpus", "hf", "lightning", "live", "loop", "plan", "precision", "predict",
     "prediction", "ranks", "recorder", "report", "run", "runs", "script", "serve", "sharding",
     "tensors", "watch",
