@@ -36,6 +36,7 @@ from oomph.pretending.factories import (
     patch_generator,
     patch_legacy_types,
 )
+from oomph.pretending.kernels import cublas_handle
 from oomph.pretending.ops import Behaviour
 from oomph.pretending.patches import Patches, patch_threads
 from oomph.pretending.tensors import (
@@ -459,7 +460,7 @@ class _Known:
         self.places = places
         self.behaviours: dict[int, Behaviour] = {}  # by id: torch hashes its ops slowly
         self.sizes: dict[Any, tuple[int, ...] | None] = {}  # of new storages, by kind of call
-        self.has_workspace = False
+        self.handles: set[tuple[str, int]] = set()  # of cuBLAS, those with a workspace
         ops.calibrate()
 
 
@@ -559,10 +560,10 @@ class _Accounting(TorchDispatchMode):
     def _take_beside(self, op: Behaviour, args: Any) -> None:
         """Take the memory that CUDA's kernel needs beyond its outputs, then free or keep it."""
         known = self._known
-        if op.is_gemm and not known.has_workspace:
+        if op.is_gemm and (handle := cublas_handle()) not in known.handles:
             generation = generation_of(self._card.capability)
-            self._card.take((generation.cublas_workspace_bytes,))
-            known.has_workspace = True
+            self._card.take((generation.cublas_workspace_bytes(torch.__version__),))
+            known.handles.add(handle)
         if op.temporaries is not None:
             self._card.give_back(self._card.take(op.temporaries(args)))
 

@@ -6,11 +6,13 @@ algorithm that it chooses, so the prediction gives an interval for it.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
 
 from oomph.pretending import recurrent
+from oomph.pretending.streams import Now
 from oomph.pretending.tensors import Recorder, is_pretended
 from oomph.records.trace import Convolution, ConvolutionKind, Direction
 
@@ -20,7 +22,21 @@ _INDICES_WITHOUT_SORTING = 3072
 # kernel_backward.h, kOutputInRF: in half precision, heads up to the size of a query block.
 _WIDEST_HEAD_IN_REGISTERS = 128
 
+CUBLAS_WORKSPACE = "cublas workspace"  # the op of its allocations
 GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "addmv", "mv"})
+
+
+def cublas_handle() -> tuple[str, int]:
+    """Return the handle and stream of a matrix product now; each pair has a workspace of its own.
+
+    A thread has a handle of its own, and threads that come and go share a pool of them
+    (CublasHandlePool.cpp). Autograd runs the backward of a GPU in a thread of its own (engine.cpp,
+    Engine::thread_init), which here is the caller's.
+    """
+    if torch._C._current_autograd_node() is not None:
+        return "autograd", Now.stream
+    is_main = threading.current_thread() is threading.main_thread()
+    return "main" if is_main else "others", Now.stream
 
 
 def _flash_backward(args: Any) -> list[int]:

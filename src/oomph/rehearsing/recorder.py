@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oomph.pretending import ops, sparse, tensors
-from oomph.pretending.kernels import note_convolution
+from oomph.pretending.kernels import CUBLAS_WORKSPACE, cublas_handle, note_convolution
 from oomph.pretending.ops import Behaviour, work_of
 from oomph.pretending.ranks import GATHERED
 from oomph.pretending.streams import Now
@@ -74,7 +74,7 @@ class Recorder(TorchDispatchMode):
         self._behaviours = Behaviours()
         self._known = tensors.shared(torch.get_default_dtype())
         self._works: dict[Any, dict[str, Op | None]] = {}  # per kind of call, by module
-        self._has_workspace = False
+        self._handles: set[tuple[str, int]] = set()  # of cuBLAS, those with a workspace
         self._on_death = self._make_on_death()
         ops.calibrate()
 
@@ -269,9 +269,10 @@ class Recorder(TorchDispatchMode):
         """Record what the kernel allocates besides its outputs, and what it keeps of that."""
         if not any(isinstance(output, torch.Tensor) and is_pretended(output) for output in outputs):
             return
-        if behaviour.is_gemm and not self._has_workspace:
-            self._has_workspace = True
-            self.allocate(generation_of(self.capability).cublas_workspace_bytes, "cublas workspace")
+        if behaviour.is_gemm and (handle := cublas_handle()) not in self._handles:
+            self._handles.add(handle)
+            generation = generation_of(self.capability)
+            self.allocate(generation.cublas_workspace_bytes(torch.__version__), CUBLAS_WORKSPACE)
         if behaviour.temporaries is not None:
             label = f"{behaviour.name} (inside)"
             taken = [self.allocate(size, label) for size in behaviour.temporaries(args)]
@@ -385,7 +386,7 @@ def _category(
 ) -> Category:
     if number in parameters or op == GATHERED:
         return "parameters"
-    if op == "cublas workspace":
+    if op == CUBLAS_WORKSPACE:
         return "workspace"
     if number in gradients:
         return "gradients"
