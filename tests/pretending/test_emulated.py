@@ -296,9 +296,10 @@ def test_training_goes_on_after_two_hundred_shortages_and_they_leave_nothing() -
         for number in range(200):
             torch.cuda.empty_cache()
             free_bytes, _ = torch.cuda.mem_get_info()
-            ballast = torch.empty(free_bytes - 20 * MIB, dtype=torch.uint8, device="cuda")
-            # The segment of cuBLAS's workspaces has a rest of 3.75 MiB; a step wants 8.
-            more = torch.empty((15 + number % 3) * MIB, dtype=torch.uint8, device="cuda")
+            ballast = torch.empty(free_bytes, dtype=torch.uint8, device="cuda")
+            # The segments of cuBLAS's two workspaces have a rest of 11.9 MiB each; a step wants 8.
+            sizes = (11 * MIB, (7 + number % 3) * MIB)
+            more = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
             with pytest.raises(torch.OutOfMemoryError):  # in forward or in backward
                 training_step(model, optimizer)
             del ballast, more
