@@ -39,6 +39,7 @@ from oomph.pretending.factories import (
 from oomph.pretending.kernels import cublas_handle
 from oomph.pretending.ops import Behaviour
 from oomph.pretending.patches import Patches, patch_threads
+from oomph.pretending.reductions import Taken
 from oomph.pretending.tensors import (
     GPU,
     HOST,
@@ -546,7 +547,7 @@ class _Accounting(TorchDispatchMode):
         taken = [] if sizes is None else card.take(sizes)
         try:
             if op.is_gemm or op.temporaries is not None:
-                self._take_beside(op, args)
+                self._take_beside(op, args, kwargs)
             out = function(*args, **kwargs)
         except BaseException:
             card.give_back(taken)
@@ -557,7 +558,7 @@ class _Accounting(TorchDispatchMode):
         self._hold(leaves, sizes, taken, key)
         return out
 
-    def _take_beside(self, op: Behaviour, args: Any) -> None:
+    def _take_beside(self, op: Behaviour, args: Any, kwargs: Any) -> None:
         """Take the memory that CUDA's kernel needs beyond its outputs, then free or keep it."""
         known = self._known
         if op.is_gemm and (handle := cublas_handle()) not in known.handles:
@@ -565,7 +566,21 @@ class _Accounting(TorchDispatchMode):
             self._card.take((generation.cublas_workspace_bytes(torch.__version__),))
             known.handles.add(handle)
         if op.temporaries is not None:
-            self._card.give_back(self._card.take(op.temporaries(args)))
+            self._take_and_free(op.temporaries(args, kwargs))
+
+    def _take_and_free(self, blocks: Iterable[Taken]) -> None:
+        """Take blocks in this order; -n frees the n-th. What a GPU's reductions stage is left."""
+        taken: list[int] = []
+        living: set[int] = set()
+        for block in blocks:
+            if isinstance(block, int) and block < 0:
+                address = taken[-block - 1]
+                living.remove(address)
+                self._card.give_back([address])
+            elif isinstance(block, int):
+                taken += self._card.take((block,))
+                living.add(taken[-1])
+        self._card.give_back([address for address in reversed(taken) if address in living])
 
     def _hold(
         self, leaves: list[Any], sizes: tuple[int, ...] | None, taken: list[int], key: Any
