@@ -22,6 +22,7 @@ from torch.overrides import enable_reentrant_dispatch
 
 from oomph.pretending import recurrent
 from oomph.pretending.factories import Function
+from oomph.pretending.layouts import convolution
 from oomph.pretending.patches import Patches
 from oomph.pretending.tensors import Disguise, is_pretended, with_named_arguments
 from oomph.records.generation import generation_of
@@ -235,6 +236,7 @@ def install() -> None:
     recurrent.install(library)
     for name in _DONE_IN_PLACE:
         branch(name, lambda *_, **__: None, "Meta")
+    branch("convolution", convolution, "Meta")
     branch("mish_backward", lambda gradient, _: torch.empty_like(gradient))
 
 

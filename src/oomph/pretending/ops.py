@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from oomph.pretending import kernels, ranks, recurrent, reductions, sparse, tensors, values
+from oomph.pretending import kernels, layouts, ranks, recurrent, reductions, sparse, tensors, values
 from oomph.pretending.reductions import REDUCTIONS, Taken
 from oomph.pretending.tensors import META, Recorder, empty, is_pretended, tensors_in
 from oomph.records.trace import Op, Phase
@@ -204,6 +204,7 @@ class Behaviour:
         self.is_gemm = self.name in kernels.GEMMS
         self.is_convolution = self.name in ("convolution", "convolution_backward")
         self.temporaries = _temporaries(self.name)
+        self.copies = layouts.COPIES.get(self.name)
         self.flops: Any = flop_registry.get(function._overloadpacket)
         # The arguments that are read and written back.
         self.updated = () if self.name in _ONLY_WRITTEN else tuple(written)

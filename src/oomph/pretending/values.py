@@ -136,13 +136,16 @@ def _masked_select(recorder: Recorder, behaviour: Any, _: Any, args: Any, __: An
 
 
 def _dropout(recorder: Recorder, behaviour: Any, _: Any, args: Any, kwargs: Any) -> Any:
-    """Return dropout's two outputs, without the meta device's decomposition."""
+    """Return dropout's two outputs, without the meta device's decomposition.
+
+    The kernel makes the mask first (Dropout.cu, dropout_cuda).
+    """
     tensor = args[0]
     if not is_pretended(tensor):
         return NotImplemented
     out = _empty_like(tensor)
     mask = _empty_like(tensor, dtype=torch.bool)
-    for made in (out, mask):
+    for made in (mask, out):
         recorder.track(made, behaviour.label)
     recorder.note_work(behaviour, args, kwargs, (out, mask))
     return out, mask

@@ -75,6 +75,7 @@ class Recorder(TorchDispatchMode):
         self._live: dict[int, _Live] = {}
         self._behaviours = Behaviours()
         self._known = tensors.shared(torch.get_default_dtype())
+        self._copied: dict[Any, tuple[int, ...]] = {}  # bytes of copied operands, per kind of call
         self._works: dict[Any, dict[str, Op | None]] = {}  # per kind of call, by module
         self._handles: set[tuple[str, int]] = set()  # of cuBLAS, those with a workspace
         self._on_death = self._make_on_death()
@@ -209,13 +210,17 @@ class Recorder(TorchDispatchMode):
             outputs = leaves_of(out)
             if key is not None:
                 self._known.remember(key, args, kwargs, out)
+        copies = self.take_copies(behaviour, args, key, before=True)
         for output in outputs:
             self.track(output, behaviour.label)
             if behaviour.is_convolution:
                 note_convolution(self, behaviour.name, args, outputs, output)
+        copies += self.take_copies(behaviour, args, key, before=False)
         # A kernel already has its outputs when it allocates temporaries.
         if behaviour.is_gemm or behaviour.temporaries is not None:
             self.take_temporaries(behaviour, args, kwargs, outputs)
+        for number in reversed(copies):
+            self.free(number)
         if self.computes:
             self.note_work(behaviour, args, kwargs, outputs, key)
         return out
@@ -282,6 +287,18 @@ class Recorder(TorchDispatchMode):
             self.allocate(generation.cublas_workspace_bytes(torch.__version__), CUBLAS_WORKSPACE)
         if behaviour.temporaries is not None:
             self._take_and_free(behaviour.temporaries(args, kwargs), f"{behaviour.name} (inside)")
+
+    def take_copies(self, behaviour: Behaviour, args: Any, key: Any, *, before: bool) -> list[int]:
+        """Record the operands that the kernel copies, before or after its results exist."""
+        copies = behaviour.copies
+        if copies is None or copies.are_first != before:
+            return []
+        sizes = None if key is None else self._copied.get(key)
+        if sizes is None:
+            sizes = copies.sizes(args)
+            if key is not None:
+                self._copied[key] = sizes
+        return [self.allocate(size, f"{behaviour.name} (inside)") for size in sizes if size]
 
     def _take_and_free(self, blocks: Iterable[Taken], label: str) -> None:
         """Record blocks that a kernel takes in this order; -n frees the n-th, the rest at last."""

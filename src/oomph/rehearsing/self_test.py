@@ -42,6 +42,9 @@ class Counting(Recorder):
 
     def take_temporaries(self, behaviour: Any, args: Any, kwargs: Any, outputs: Any) -> None: ...
 
+    def take_copies(self, behaviour: Any, args: Any, key: Any, *, before: bool) -> list[int]:  # noqa: ARG002
+        return []
+
 
 @dataclass(frozen=True, slots=True)
 class Recording:
