@@ -7,7 +7,7 @@ is not affine is refused and has to be traced at each size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from oomph.records.trace import Allocation, Convolution, Op, Reduction, Trace
@@ -84,8 +84,8 @@ class AffineTrace:
 def affine(smaller: Trace, larger: Trace) -> AffineTrace:
     """Return the line through two traces. Raises NotAffine."""
     step = larger.micro_batch - smaller.micro_batch
-    ordered = with_ordered_frees(smaller.events, smaller.phase_starts)
-    if ordered != with_ordered_frees(larger.events, larger.phase_starts):
+    ordered = _ordered_events(smaller)
+    if ordered != _ordered_events(larger):
         raise NotAffine("the order of allocations depends on the micro-batch")
     pairs = zip(smaller.allocations, larger.allocations, strict=True)
     slopes = [_slope(before, after, step) for before, after in pairs]
@@ -103,14 +103,18 @@ def affine(smaller: Trace, larger: Trace) -> AffineTrace:
 
 def ordered(trace: Trace) -> Trace:
     """Return the trace with its frees in a deterministic order."""
-    return replace(trace, events=with_ordered_frees(trace.events, trace.phase_starts))
+    return replace(trace, events=_ordered_events(trace))
 
 
-def with_ordered_frees(
-    events: Sequence[int], phase_starts: Sequence[tuple[int, str]] = ()
-) -> list[int]:
-    """Sort each run of frees within a phase, because their order is arbitrary."""
-    borders = {start for start, _ in phase_starts}
+def _ordered_events(trace: Trace) -> list[int]:
+    return with_ordered_frees(
+        trace.events, [*(start for start, _ in trace.phase_starts), *trace.emptied_at]
+    )
+
+
+def with_ordered_frees(events: Sequence[int], borders_at: Iterable[int] = ()) -> list[int]:
+    """Sort each run of frees between borders, because their order is arbitrary."""
+    borders = set(borders_at)
     ordered: list[int] = []
     run: list[int] = []
     for place, event in enumerate(events):

@@ -98,6 +98,10 @@ class Trace:
     measures_convolutions: bool = False  # torch.backends.cudnn.benchmark
     # Elements per example in the batch's tensors, which grow with its length; None if not seen.
     example_elements: int | None = None
+    emptied_at: Sequence[int] = ()  # torch.cuda.empty_cache(): the number of events before each
+    # The events that the program itself recorded (torch.cuda.memory._record_memory_history), from
+    # the first to the one after the last; None if it wrote no snapshot.
+    recorded: tuple[int, int] | None = None
 
 
 # ---- Trace <-> plain columns, small enough to store: each name once, allocations as numbers ------
@@ -146,6 +150,8 @@ def to_columns(trace: Trace) -> dict[str, Any]:
         ],
         "measures_convolutions": trace.measures_convolutions,
         "example_elements": trace.example_elements,
+        "emptied_at": list(trace.emptied_at),
+        "recorded": trace.recorded,
         "micro_batch": trace.micro_batch,
         "torch_version": trace.torch_version,
         "compute_capability": list(trace.compute_capability),
@@ -197,6 +203,8 @@ def from_columns(columns: dict[str, Any]) -> Trace:
         host_peak_bytes=columns["host_peak_bytes"],
         measures_convolutions=columns["measures_convolutions"],
         example_elements=columns["example_elements"],
+        emptied_at=columns["emptied_at"],
+        recorded=None if columns["recorded"] is None else tuple(columns["recorded"]),
         convolutions=tuple(
             Convolution(**names_of, **dict(zip(_CONVOLUTION_NUMBERS, numbers, strict=True)))
             for names_of, numbers in zip(

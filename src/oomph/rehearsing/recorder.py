@@ -62,6 +62,7 @@ class Recorder(TorchDispatchMode):
         self.sizes: list[int] = []
         self.born: list[tuple[str, str, Phase]] = []  # of each allocation: op, module, phase
         self.streams: list[int] = []  # of each allocation
+        self.emptied_at: list[int] = []  # events before each torch.cuda.empty_cache()
         self.reductions: dict[int, Reduction] = {}  # those whose size depends on the card
         self.unfolded: frozenset[type] = frozenset()  # wrappers: their inner tensors are recorded
         self.ops: list[Op] = []
@@ -107,6 +108,10 @@ class Recorder(TorchDispatchMode):
 
     def free(self, number: int) -> None:
         self.events.append(-(number + 1))
+
+    def empty_cache(self) -> None:
+        """Record torch.cuda.empty_cache()."""
+        self.emptied_at.append(len(self.events))
 
     def real(self, tensor: torch.Tensor) -> Any:
         """Return a real copy of a pretended tensor, with its known values or with zeros."""
@@ -260,6 +265,7 @@ class Recorder(TorchDispatchMode):
         for new, live in enumerate(living):
             live.number = new
         self.reductions.clear()  # none of them outlives its kernel
+        self.emptied_at.clear()
         columns: tuple[list[Any], ...] = (self.sizes, self.born, self.streams)
         for column in columns:
             column[:] = [column[number] for number in numbers]
@@ -390,6 +396,7 @@ def labelled(
         ops=recorder.ops,
         convolutions=tuple(recorder.convolutions),
         measures_convolutions=torch.backends.cudnn.benchmark,
+        emptied_at=tuple(recorder.emptied_at),
         micro_batch=micro_batch,
         torch_version=str(torch.__version__),  # a plain str: its own class would import torch
         compute_capability=recorder.capability,
