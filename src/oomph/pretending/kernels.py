@@ -23,6 +23,8 @@ _INDICES_WITHOUT_SORTING = 3072
 # kernel_backward.h, kOutputInRF: in half precision, heads up to the size of a query block.
 _WIDEST_HEAD_IN_REGISTERS = 128
 
+NOT_REDUCED = 0  # at::Reduction::None
+
 CUBLAS_WORKSPACE = "cublas workspace"  # the op of its allocations
 GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "addmv", "mv"})
 
@@ -97,8 +99,34 @@ def _unreduced(args: Any) -> list[int]:
     return [args[0].numel() * args[0].element_size()]
 
 
+def _logsumexp(args: Any) -> list[int]:
+    """Return the maxima, what masks infinite ones, and the exponentials (ReduceOps.cpp)."""
+    given, dims = args[0], args[1]
+    reduced = math.prod(given.shape[dim] for dim in ([dims] if isinstance(dims, int) else dims))
+    outputs = given.numel() // max(reduced, 1)
+    size = given.element_size()
+    return [outputs * size, outputs * size, outputs, -2, -3, given.numel() * size]
+
+
+def _cross_entropy_with_logits(args: Any) -> list[int]:
+    """Return log_sigmoid(input), the weights of positives, and the unreduced loss (Loss.cpp)."""
+    given, has_weights = args[0], len(args) > 3 and args[3] is not None
+    whole = given.numel() * given.element_size()
+    is_reduced = len(args) < 5 or args[4] != NOT_REDUCED
+    return [whole] * (1 + has_weights + is_reduced)
+
+
+def _huber(args: Any) -> list[int]:
+    """Return the unreduced loss (Loss.cpp, huber_loss)."""
+    return [] if len(args) > 2 and args[2] == NOT_REDUCED else _unreduced(args)
+
+
 def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+def _num_taken(blocks: list[int]) -> int:
+    return sum(block > 0 for block in blocks)
 
 
 def _sorted_index(args: Any) -> list[int]:
@@ -115,11 +143,14 @@ def _sorted_index(args: Any) -> list[int]:
     if not count or any(index.dtype in (torch.bool, torch.uint8) for index in found):
         return []
     blocks: list[int] = []
-    for number, _ in enumerate(found):
-        linear = len(blocks)
-        blocks += [8 * count, 8 * count, -(linear + 1)]  # wrapped, then times the stride
-        if number:
-            blocks.append(8 * count)  # added to the linear index so far
+    for number, index in enumerate(found):
+        if not is_pretended(index):  # wrapped and multiplied on the host
+            blocks.append(8 * count)
+        else:  # wrapped, then times the stride
+            blocks += [8 * count, 8 * count]
+            blocks.append(-(_num_taken(blocks) - 1))
+        if number:  # added to the linear index so far, in place
+            blocks.append(-_num_taken(blocks))
     rows = math.prod(
         size for size, index in zip(given.shape, indices, strict=False) if index is not None
     )
@@ -139,7 +170,7 @@ def _sort_bytes(count: int, num_values: int) -> int:
         return 1
     num_passes = -(-max((num_values - 1).bit_length(), 1) // _BITS)
     num_bins = 1 << _BITS
-    parts = [num_passes * num_bins * 4, -(-count // _SORTED_AT_ONCE) * num_bins * 4]
+    parts = [num_passes * num_bins * 8, -(-count // _SORTED_AT_ONCE) * num_bins * 4]
     if num_passes > 1:
         parts += [8 * count, 8 * count]
     parts.append(num_passes * 4)
@@ -159,6 +190,9 @@ TEMPORARIES = {
     "_cudnn_rnn_backward": recurrent.backward_temporaries,
     "mse_loss": _unreduced,
     "smooth_l1_loss": _unreduced,
+    "huber_loss": _huber,
+    "binary_cross_entropy_with_logits": _cross_entropy_with_logits,
+    "logsumexp": _logsumexp,
 }
 
 

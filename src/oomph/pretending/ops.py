@@ -23,7 +23,6 @@ from oomph.records.trace import Op, Phase
 # `maybe_get_output().resize_({})`; Loss.cu, binary_cross_entropy_out_cuda). While a script holds
 # its loss, it holds that block. The meta kernels return a separate scalar.
 
-_NOT_REDUCED = 0  # at::Reduction::None
 _MEAN = 1
 
 _PLACE_OF_REDUCTION = {
@@ -37,7 +36,7 @@ _PLACE_OF_REDUCTION = {
 def _loss(recorder: Recorder, behaviour: Any, _: Any, args: Any, kwargs: Any) -> Any:
     place = _PLACE_OF_REDUCTION[behaviour.name]
     reduction = args[place] if len(args) > place else kwargs.get("reduction", _MEAN)
-    if reduction == _NOT_REDUCED or not is_pretended(args[0]):
+    if reduction == kernels.NOT_REDUCED or not is_pretended(args[0]):
         return NotImplemented
     dtype = torch.result_type(args[0], args[1])
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)

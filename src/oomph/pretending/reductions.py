@@ -56,7 +56,7 @@ _VALUES: dict[str, Callable[[torch.dtype], int]] = {
     **dict.fromkeys(("max", "min", "argmax", "argmin"), _with_index),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _welford),
     "aminmax": _pair,
-    **dict.fromkeys(("any", "all"), _truth),
+    **dict.fromkeys(("any", "all", "_is_any_true", "_is_all_true"), _truth),
 }
 REDUCTIONS = frozenset(_VALUES)
 
