@@ -85,7 +85,9 @@ def mistakes(trace: Trace) -> list[str]:
             alive.remove(-event)
         else:
             found.append(f"{event} is freed and is not there")
-    found += [f"{one} is empty" for one in trace.allocations if one.size_bytes <= 0]
+    found += [
+        f"{one} is empty" for one in trace.allocations if one.size_bytes <= 0 and not one.reduction
+    ]
     return found[:5]
 
 

@@ -42,6 +42,8 @@ class Reproduction:
     num_exact_blocks: int
     recorded_peak_reserved_bytes: int
     peak_reserved_bytes: int
+    begin_allocated_bytes: int  # before the first event
+    peak_allocated_bytes: int
     num_retries: int
     ran_out_at: tuple[int, ...]  # the events
     # Bounds on the memory available to this process: it had the first (or CUDA said so), and was
@@ -166,6 +168,7 @@ class _Replayer:
         self.recorded_peak_bytes = reserved_bytes + max(accumulate(changes, initial=0))
         self.device = RecordedDevice(self.answers, reserved_bytes, budget_bytes)
         self.allocator = CachingAllocator(settings, self.device)
+        self.begin_allocated_bytes = 0
         self.num_exact_allocs = 0
         self.ran_out_at: list[int] = []
 
@@ -206,6 +209,7 @@ class _Replayer:
                 is_small=held.is_small,
                 reservation=held.reservation,
             )
+        self.begin_allocated_bytes = self.allocator.allocated_bytes
 
     def _step(self, at: int, event: Record) -> None:
         action = event["action"]
@@ -268,6 +272,8 @@ class _Replayer:
             num_exact_blocks=self._num_exact_blocks(),
             recorded_peak_reserved_bytes=self.recorded_peak_bytes,
             peak_reserved_bytes=self.allocator.peak_reserved_bytes,
+            begin_allocated_bytes=self.begin_allocated_bytes,
+            peak_allocated_bytes=self.allocator.peak_allocated_bytes,
             num_retries=self.allocator.num_retries,
             ran_out_at=tuple(self.ran_out_at),
             budget_bytes=self.device.least_budget_bytes,

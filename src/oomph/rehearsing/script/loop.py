@@ -395,7 +395,7 @@ class Loop:
             self.recording_since = len(self.recorder.events)
 
     def wrote_recording(self) -> None:
-        """Note that the script writes its recording, which ends the rehearsal after enough steps."""
+        """Note that the script writes its recording. After enough steps, end there."""
         if self.recording_since is None:
             return
         self.recorded = self.recording_since, len(self.recorder.events)
