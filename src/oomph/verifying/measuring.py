@@ -37,17 +37,23 @@ from oomph.rehearsing.traces import MOST_MICRO_STEPS
 from oomph.tricks.apply import around_forward, put_on_built, put_on_model, put_on_optimizer
 from oomph.tricks.apply import set_precision as switch_precision
 from oomph.tricks.trick import to_put_on
+from oomph.units import format_bytes
 
 NUM_RECORDED = 2  # steps, as many as a rehearsal has
 # Judgement: enough for a median, and a zoo of a dozen models in two minutes.
 _LEAST_TIMED, _MOST_TIMED, _TIMED_FOR_S = 5, 20, 3.0
 _MOST_ROUNDS = 12  # judgement: a GradScaler finds its scale in fewer skipped steps
 _MOST_EVENTS = 2_000_000  # judgement: some 10^5 are usual; each takes a hundred bytes and its stack
+_GROWS_BY = 1.005  # judgement: a leak shows in a few steps
 _LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 _SKIPPED = (
     "the loss scaler skipped {} of the first steps, as it does until it has found its scale; they"
     " are left out of the comparison"
+)
+_GROWS = (
+    "memory went on growing: at most {} allocated in the {} steps that oomph rehearses, {} in {}"
+    " steps; does the loop keep something of every step?"
 )
 _SHORT = "the history of the run was too long to keep, so its requests are not compared"
 _NOT_TIMED = "times are not compared: the emulated GPU computes on the CPU"
@@ -115,6 +121,7 @@ class Follower:
         self._times = gpu.emulated_bytes is None
         self._marks: list[tuple[int, bool]] = []  # microseconds, and whether a step was made
         self._recorded: Recorded | None = None
+        self._recorded_peak_bytes = 0  # allocated
         self.num_made = self._num_rounds = 0
         self.has_begun = False
         self._ends: list[Any] = []  # CUDA events
@@ -155,6 +162,7 @@ class Follower:
         torch.cuda.memory._record_memory_history(enabled=None)
         here = events[torch.cuda.current_device()] if events else []
         self._recorded = recorded_of(here, self._marks)
+        self._recorded_peak_bytes = torch.cuda.max_memory_allocated()
 
     def _time(self) -> None:
         """Note the end of a step without waiting for the GPU, which a training loop does not do."""
@@ -204,6 +212,10 @@ class Follower:
         num_skipped = sum(not is_made for _, is_made in self._marks)
         if num_skipped:
             yield _SKIPPED.format(num_skipped)
+        peak_bytes = torch.cuda.max_memory_allocated()
+        if peak_bytes > self._recorded_peak_bytes * _GROWS_BY:
+            before, now = map(format_bytes, (self._recorded_peak_bytes, peak_bytes))
+            yield _GROWS.format(before, NUM_RECORDED, now, self.num_made)
         if not self._times:
             yield _NOT_TIMED
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oomph.errors import OomphError, Unreadable, UsageError
@@ -66,7 +69,8 @@ def bench_here(emulate: str | int | None) -> Bench:
         size_bytes = size_of(emulate)
         return Bench(target=find_target(EMULATED, size_bytes), gpu=OnGpu(emulated_bytes=size_bytes))
     machine = only_visible(read_machine())
-    device = freest(machine)
+    parts = tuple(part for gpu in machine.gpus for part in gpu.slices or (gpu,))  # MIG
+    device = freest(replace(machine, gpus=parts))
     if device is None or device.uuid is None:
         problem = machine.problem if device is None else device.problem
         raise Unreadable(
@@ -201,24 +205,42 @@ def verify_zoo(bench: Bench, names: Sequence[str], say: Say) -> Verification:
 
     verified: list[Verified] = []
     site: Site | None = None
-    was_interrupted = False
-    try:
+    interrupted = threading.Event()
+    with _noting_interrupts(interrupted), contextlib.suppress(KeyboardInterrupt):
         for number, name in enumerate(names, 1):
             say(f"{number} of {len(names)}: {name}")
             found, seen_at = _verify_animal(name, bench)
+            if interrupted.is_set():  # its child was interrupted as well
+                break
             site = site or seen_at
             verified.append(found)
-    except KeyboardInterrupt:
-        was_interrupted = True
     return Verification(
         site=site,
         kind="zoo",
         scale=bench.scale,
         verified=tuple(verified),
         num_asked=len(names),
-        was_interrupted=was_interrupted,
+        was_interrupted=interrupted.is_set(),
         notes=bench.notes,
     )
+
+
+@contextlib.contextmanager
+def _noting_interrupts(interrupted: threading.Event) -> Iterator[None]:
+    """Note Ctrl-C before it raises: where Python runs the callbacks of a fork, it is swallowed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(*_: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _verify_animal(name: str, bench: Bench) -> tuple[Verified, Site | None]:

@@ -1,8 +1,8 @@
 """The zoo: a dozen small models in plain torch, one of each common kind, for `oomph verify --zoo`.
 
-Each is large enough that rates show on a data-centre GPU, and takes less than 2 GiB. "tiny" is the
-same model for a CPU, which the emulated GPU computes on. A verification names these models, so a
-change here changes what older files mean: give a changed model a new name.
+Each is large enough that rates show on a data-centre GPU, and reserves less than 2 GiB. "tiny" is
+the same model for a CPU, which the emulated GPU computes on. A verification names these models, so
+a change here changes what older files mean: give a changed model a new name.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _head(width: int) -> list[nn.Module]:
 
 
 def _cnn(scale: Scale) -> Workload:
-    width, side, batch_size = (64, 64, 64) if scale == "full" else (8, 16, 4)
+    width, side, batch_size = (64, 112, 64) if scale == "full" else (8, 16, 4)
 
     def model() -> nn.Module:
         first = _convolved(3, width) + _convolved(width, 2 * width, 2)
@@ -168,7 +168,7 @@ class _Residual(nn.Module):
 
 
 def _resnet(scale: Scale) -> Workload:
-    width, side, batch_size = (64, 128, 32) if scale == "full" else (8, 16, 4)
+    width, side, batch_size = (64, 128, 64) if scale == "full" else (8, 16, 4)
 
     def model() -> nn.Module:
         widths = [width, width, 2 * width, 4 * width, 8 * width]
@@ -181,7 +181,7 @@ def _resnet(scale: Scale) -> Workload:
 
 
 def _depthwise(scale: Scale) -> Workload:
-    width, side, batch_size = (64, 64, 64) if scale == "full" else (8, 16, 4)
+    width, side, batch_size = (64, 128, 64) if scale == "full" else (8, 16, 4)
 
     def block(given: int, made: int, stride: int) -> list[nn.Module]:
         return [
@@ -230,7 +230,7 @@ class _UNet(nn.Module):
 
 
 def _unet(scale: Scale) -> Workload:
-    width, side, batch_size = (64, 128, 8) if scale == "full" else (8, 16, 4)
+    width, side, batch_size = (64, 128, 16) if scale == "full" else (8, 16, 4)
 
     def batch(n: int) -> dict[str, torch.Tensor]:
         return {"x": torch.randn(n, 3, side, side), "y": torch.randn(n, 3, side, side)}
