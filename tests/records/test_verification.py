@@ -15,7 +15,6 @@ from verifying.verifications import MEASURED, PREDICTED, SEQUENCE, SITE, verifie
 from oomph.errors import Unreadable
 from oomph.records.stored import as_json, from_json_file
 from oomph.records.verification import Verification, Verified, without_private_parts
-from oomph.records.workload import Variant
 from oomph.units import GIB
 
 
@@ -55,7 +54,7 @@ def test_what_was_measured_decides_whether_oomph_was_right(
 def test_a_model_that_could_not_be_trained_is_neither_right_nor_wrong() -> None:
     found = Verified(
         name="gpt",
-        variant=Variant(micro_batch=1),
+        settings=None,
         predicted=PREDICTED,
         measured=None,
         sequence=None,

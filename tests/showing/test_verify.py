@@ -8,7 +8,6 @@ import pytest
 from verifying.verifications import DIFFERENCE, PREDICTED, SEQUENCE, SITE, verified, zoo
 
 from oomph.records.verification import FirstDifference, Verification, Verified
-from oomph.records.workload import Variant
 from oomph.showing.verify import print_verification
 from oomph.units import GIB
 
@@ -122,7 +121,7 @@ def test_what_could_not_be_trained_is_said_and_does_not_count(
 ) -> None:
     failed = Verified(
         name="vit",
-        variant=Variant(micro_batch=1),
+        settings=None,
         predicted=PREDICTED,
         measured=None,
         sequence=None,

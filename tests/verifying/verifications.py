@@ -12,11 +12,11 @@ from oomph.records.verification import (
     Measured,
     Predicted,
     Sequence,
+    Settings,
     Site,
     Verification,
     Verified,
 )
-from oomph.records.workload import Variant
 from oomph.units import GIB, MIB
 
 SITE = Site(
@@ -82,7 +82,7 @@ def verified(name: str = "gpt", *, sequence: Sequence | None = None, **figures: 
     measured = {key: value for key, value in figures.items() if key not in of_prediction}
     return Verified(
         name=name,
-        variant=Variant(micro_batch=8),
+        settings=Settings(micro_batch=8, accumulation=1, precision="fp32", tricks=()),
         predicted=replace(PREDICTED, **of_prediction),
         measured=replace(MEASURED, **measured),
         sequence=sequence,

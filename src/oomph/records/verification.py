@@ -13,12 +13,12 @@ from typing import Literal
 from oomph.records.alignment import Unmatched
 from oomph.records.prediction import Verdict
 from oomph.records.trace import Phase
-from oomph.records.workload import Variant
 
 Scale = Literal["full", "tiny"]
 Kind = Literal["zoo", "workload", "script"]
 Figure = Literal["allocated", "reserved", "device"]
 Outcome = Literal["right", "wrong", "not measured"]
+VERSION = 1  # of the file; a change that an older reader would misunderstand counts it up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +125,16 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a model was trained, in the words of `oomph plan`. Files last longer than `Variant`."""
+
+    micro_batch: int
+    accumulation: int
+    precision: str
+    tricks: tuple[str, ...]  # by name, those of the precision and the batch included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
     """A predicted block, and what in the model requests it."""
 
@@ -170,8 +180,8 @@ class Verified:
     """One model: predicted, trained, compared."""
 
     name: str
-    variant: Variant
-    predicted: Predicted | None  # None: it could not be rehearsed
+    settings: Settings | None  # None: it could not be rehearsed
+    predicted: Predicted | None
     measured: Measured | None  # None: it could not be trained
     sequence: Sequence | None
     problem: str | None = None  # why something is None
@@ -242,6 +252,7 @@ class Verification:
     scale: Scale  # of the zoo's models
     verified: tuple[Verified, ...]
     num_asked: int
+    version: int = VERSION
     was_interrupted: bool = False
     notes: tuple[str, ...] = ()
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _STYLES: dict[Outcome, str] = {"right": "green", "wrong": "bold red", "not measured": "yellow"}
+_SHOWN_RATIO = 0.0005  # below, an error is 0.0%
 _MOST_BLOCKS = 3  # of one side, in a sentence
 _FIGURES: tuple[Figure, ...] = ("allocated", "reserved", "device")
 
@@ -102,8 +103,10 @@ def _worst(verified: Sequence[Verified]) -> str:
     if not errors:
         return "."
     _, name, figure, error = max(errors)
+    if abs(error) < _SHOWN_RATIO:
+        return "; largest error below 0.1%." if error else "; no error."
     of = f"{name}, {figure}" if len(verified) > 1 else figure
-    return f"; largest error {_percent(error)} ({of})." if error else "; no error."
+    return f"; largest error {_percent(error)} ({of})."
 
 
 def _times(found: Verification) -> str:
@@ -187,7 +190,7 @@ def _percent(ratio: float) -> str:
     >>> _percent(0.00423), _percent(-0.12), _percent(-0.0000001)
     ('+0.4%', '-12.0%', '0.0%')
     """
-    return f"{ratio:+.1%}" if abs(ratio) >= 0.0005 else "0.0%"
+    return f"{ratio:+.1%}" if abs(ratio) >= _SHOWN_RATIO else "0.0%"
 
 
 def _share(ratio: float) -> str:

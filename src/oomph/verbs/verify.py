@@ -101,10 +101,13 @@ def save_verification(verification: Verification, path: str | os.PathLike[str]) 
 
 def load_verification(path: str | os.PathLike[str]) -> Verification:
     """Read a verification that was written to a file. Raises Unreadable."""
-    from oomph.records.stored import from_json_file
-    from oomph.records.verification import Verification
+    from oomph.records.stored import from_json_file, no_record
+    from oomph.records.verification import VERSION, Verification
 
-    return from_json_file(Verification, path, what="verification")
+    found = from_json_file(Verification, path, what="verification")
+    if found.version != VERSION:
+        raise no_record("verification", path, f"its version is {found.version}, not {VERSION}")
+    return found
 
 
 def _refuse_settings(**settings: object) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from oomph.errors import OomphError
 from oomph.records.prediction import Prediction
 from oomph.records.trace import Trace
-from oomph.records.verification import Measurement, Predicted, Verified
+from oomph.records.verification import Measurement, Predicted, Settings, Verified
+from oomph.records.workload import Variant
 from oomph.sensing.target import Target
+from oomph.tricks.trick import to_put_on
 from oomph.verifying.sequences import compare
 
 
@@ -31,6 +33,15 @@ def predicted_of(prediction: Prediction, trace: Trace, target: Target) -> Predic
     )
 
 
+def settings_of(variant: Variant) -> Settings:
+    return Settings(
+        micro_batch=variant.micro_batch,
+        accumulation=variant.accumulation,
+        precision=variant.precision,
+        tricks=tuple(trick.name for trick in to_put_on(variant)),
+    )
+
+
 def verified_of(
     name: str,
     foreseen: tuple[Prediction, Trace],
@@ -43,7 +54,7 @@ def verified_of(
     if isinstance(measurement, OomphError):
         return Verified(
             name=name,
-            variant=prediction.variant,
+            settings=settings_of(prediction.variant),
             predicted=predicted,
             measured=None,
             sequence=None,
@@ -54,7 +65,7 @@ def verified_of(
     is_comparable = recorded.is_whole and not measured.ran_out
     return Verified(
         name=name,
-        variant=prediction.variant,
+        settings=settings_of(prediction.variant),
         predicted=predicted,
         measured=measured,
         sequence=compare(trace, recorded) if is_comparable else None,

@@ -280,6 +280,8 @@ def _ends_of_pieces(events: Sequence[Mapping[str, Any]], marks_us: Sequence[int]
 def _line_of(frames: Sequence[Mapping[str, Any]]) -> str:
     """Return the user's innermost line of a stack, as "train.py:12"."""
     for frame in frames:
+        if frame["filename"] == __file__:  # what called it is no part of the training
+            break
         if _is_users(frame["filename"]):
             return f"{Path(frame['filename']).name}:{frame['line']}"
     return ""

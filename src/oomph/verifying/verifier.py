@@ -29,6 +29,7 @@ from oomph.records.verification import (
 )
 from oomph.records.workload import Variant, Workload
 from oomph.rehearsing.traces import Request
+from oomph.sensing.catalog import find_by_nvml_name
 from oomph.sensing.devices import read_machine
 from oomph.sensing.mapping import only_visible
 from oomph.sensing.target import EMULATED, Target, find_target, freest, target_of
@@ -95,6 +96,22 @@ def _notes(device: Device) -> Iterable[str]:
         )
     if settings_text():
         yield _SETTINGS
+
+
+def target_of_site(site: Site) -> Target:
+    """Return the GPU that a verification was made on, as what a prediction is for."""
+    if site.is_emulated:
+        return find_target(EMULATED, site.total_bytes)
+    model = find_by_nvml_name(site.gpu_name, site.total_bytes)
+    unnamed = replace(
+        find_target(None, site.total_bytes).model, compute_capability=site.compute_capability
+    )
+    return Target(
+        name=site.gpu_name,
+        model=model or replace(unnamed, num_sms=site.num_sms),
+        memory_bytes=site.total_bytes,
+        assumed=None,
+    )
 
 
 def _check_torch() -> None:
@@ -247,11 +264,10 @@ def _verify_animal(name: str, bench: Bench) -> tuple[Verified, Site | None]:
     """Verify one model; what fails is part of the answer, except for the machine's own faults."""
     foreseen = foresee_animal(name, bench.scale, bench.target)
     if isinstance(foreseen, OomphError):
-        variant = Variant(micro_batch=1)
         problem = f"not rehearsed: {foreseen.in_one_line()}"
         found = Verified(
             name=name,
-            variant=variant,
+            settings=None,
             predicted=None,
             measured=None,
             sequence=None,
