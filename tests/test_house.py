@@ -290,8 +290,8 @@ def test_it_starts_without_anything_heavy(code: str) -> None:
 SHARED_NAMES = {
     "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check", "checkpointing",
     "compare", "gpus", "hf", "lightning", "live", "loop", "plan", "precision", "predict",
-    "prediction", "ranks", "recorder", "report", "run", "runs", "script", "serve", "sharding",
-    "tensors", "verify", "watch",
+    "prediction", "ranks", "recorder", "reductions", "report", "run", "runs", "script", "serve",
+    "sharding", "tensors", "verify", "watch",
 }  # fmt: skip
 
 

@@ -286,7 +286,7 @@ def training_step(model: nn.Module, optimizer: Any) -> None:
 
 @pytest.mark.slow
 def test_training_goes_on_after_two_hundred_shortages_and_they_leave_nothing() -> None:
-    with oomph.emulated_gpu("40MiB") as gpu:
+    with oomph.emulated_gpu("60MiB") as gpu:
         model = nn.Sequential(nn.Linear(32, 2048), nn.ReLU(), nn.Linear(2048, 32)).cuda()
         optimizer = torch.optim.SGD(model.parameters(), 1e-3)
         training_step(model, optimizer)
@@ -297,8 +297,9 @@ def test_training_goes_on_after_two_hundred_shortages_and_they_leave_nothing() -
             torch.cuda.empty_cache()
             free_bytes, _ = torch.cuda.mem_get_info()
             ballast = torch.empty(free_bytes, dtype=torch.uint8, device="cuda")
-            # The segment of cuBLAS's workspace has a rest of 11.9 MiB; a step wants 8.
-            more = torch.empty((7 + number % 3) * MIB, dtype=torch.uint8, device="cuda")
+            # The segments of cuBLAS's two workspaces have a rest of 11.9 MiB each; a step wants 8.
+            sizes = (11 * MIB, (7 + number % 3) * MIB)
+            more = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
             with pytest.raises(torch.OutOfMemoryError):  # in forward or in backward
                 training_step(model, optimizer)
             del ballast, more

@@ -44,24 +44,35 @@ def test_the_default_gpu_has_the_figures_of_its_datasheet() -> None:
     assert pytest.approx(bandwidth, rel=0.05) == DEFAULT_BYTES_PER_S
 
 
-def test_traces_are_shared_before_ampere_from_ampere_to_ada_and_from_hopper_on() -> None:
+def test_traces_are_shared_before_ampere_from_ampere_to_ada_on_hopper_and_after() -> None:
     kinds = {row.since: trace_capability(row.since) for row in GENERATIONS}
-    assert set(kinds.values()) == {(0, 0), (8, 0), (9, 0)}
+    assert set(kinds.values()) == {(0, 0), (8, 0), (9, 0), (10, 0)}
     assert all(kind <= since for since, kind in kinds.items())
-    assert [kinds[since] for since in ((7, 5), (8, 0), (8, 9), (9, 0))] == [
+    assert [kinds[since] for since in ((7, 5), (8, 0), (8, 9), (9, 0), (12, 0))] == [
         (0, 0),
         (8, 0),
         (8, 0),
         (9, 0),
+        (10, 0),
     ]
 
 
 def test_what_depends_on_the_generation_has_its_published_value() -> None:
-    """CUDA programming guide; CUDABlas.cpp."""
+    """CUDA programming guide."""
     fewer = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
     for row in GENERATIONS:
         assert row.threads_per_sm == fewer.get(row.since, 2048)
-    assert generation_of((8, 0)).cublas_workspace_bytes == (2 * 4096 + 8 * 16) * 1024
-    assert generation_of((9, 0)).cublas_workspace_bytes == 32 * 1024**2
     assert generation_of((8, 0)).fp64_of_fp32 == 0.5  # A100: 9.7 of 19.5 TFLOPS
     assert generation_of((8, 9)).fp64_of_fp32 == 1 / 64  # RTX 4090: 1.29 of 82.6 TFLOPS
+
+
+def test_cublas_takes_more_on_hopper_and_since_torch_2_12_on_blackwell_too() -> None:
+    """CublasHandlePool.cpp: ":4096:2:16:8" KiB, or 32 MiB."""
+    small, large = (2 * 4096 + 8 * 16) * 1024, 32 * 1024**2
+
+    def taken(version: str) -> list[int]:
+        of = [(8, 0), (9, 0), (10, 0), (12, 0)]
+        return [generation_of(each).cublas_workspace_bytes(version) for each in of]
+
+    assert taken("2.11.0+cu128") == taken("2.1.1") == [small, large, small, small]
+    assert taken("2.12.0") == taken("2.13.0+cpu") == [small, large, large, large]

@@ -117,7 +117,9 @@ def _scaled(kind: Kind) -> Iterator[dict[str, Any]]:
 
 
 def in_columns(trace: Trace) -> Footprint:
-    ordered = replace(trace, events=with_ordered_frees(trace.events, trace.phase_starts))
+    ordered = replace(
+        trace, events=with_ordered_frees(trace.events, [place for place, _ in trace.phase_starts])
+    )
     slopes = [0] * len(trace.allocations)
     return footprint_of(AffineTrace(ordered, slopes, [(0, 0)] * len(trace.ops)))
 

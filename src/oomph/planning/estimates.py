@@ -38,6 +38,7 @@ from oomph.predicting.prediction import (
     unseen_bytes,
 )
 from oomph.predicting.rates import MatmulPrecision
+from oomph.predicting.reductions import sized_on
 from oomph.predicting.replay import Replayed, replay_requests
 from oomph.predicting.scaling import ordered
 from oomph.predicting.speed import StepTime
@@ -96,7 +97,8 @@ class Estimates:
         self._capability = target.capability
         self._ready = target.with_torch(rehearsed.torch_version)
         self.card = self._ready.filled_to(options.target_ratio)
-        self.lines = Lines(rehearsed, rehearser, self._ready.rated, say)
+        on = self.card.multiprocessors
+        self.lines = Lines(rehearsed, rehearser, self._ready.rated, say, on)
         self._has_workspaces = rehearsed.has_convolutions and not self.card.is_emulated
         self.refuted: set[Variant] = set()  # their own rehearsal showed that they do not fit
         self._checked: dict[Variant, Checked] = {}
@@ -238,7 +240,8 @@ class Estimates:
             trace = self.trace(variant, is_exact=True)
             demand = demand_on(self.card, trace, variant)
             return demand, work_of(trace.ops), trace.host_peak_bytes
-        footprint, key = self._footprint(variant, is_exact=is_exact)
+        footprint, kind = self._footprint(variant, is_exact=is_exact)
+        key = f"{kind} on {tuple(self.card.multiprocessors)}"
         known, size = self.rehearsed.unlimited_peaks.get(key), variant.micro_batch
         if known is None:
             demand = demand_on(self.card, self._as_trace(footprint, size), variant)
@@ -247,7 +250,9 @@ class Estimates:
             settings = settings_for(variant)
 
             def replayed(limit_bytes: int, *, keeps_outputs: bool) -> Replayed:
-                requests = footprint.requests(size, keeps_outputs=keeps_outputs)
+                requests = footprint.requests(
+                    size, self.card.multiprocessors, keeps_outputs=keeps_outputs
+                )
                 return replay_requests(requests, settings, limit_bytes)
 
             demand = demand_from(
@@ -260,8 +265,11 @@ class Estimates:
     def trace(self, variant: Variant, *, is_exact: bool) -> Trace:
         """Return the trace that the variant's prediction rests on."""
         if self._has_workspaces:
-            return self._rehearsed_trace(variant)
-        return self._as_trace(self._footprint(variant, is_exact=is_exact)[0], variant.micro_batch)
+            trace = self._rehearsed_trace(variant)
+        else:
+            footprint, _ = self._footprint(variant, is_exact=is_exact)
+            trace = self._as_trace(footprint, variant.micro_batch)
+        return sized_on(trace, self.card.multiprocessors)
 
     def _footprint(self, variant: Variant, *, is_exact: bool) -> tuple[Footprint, str]:
         """Return the variant's own footprint or the one made from its parts, and its key."""

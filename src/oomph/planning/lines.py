@@ -27,6 +27,7 @@ from oomph.predicting.combinations import (
     pass_settings_of,
 )
 from oomph.predicting.footprint import Footprint
+from oomph.predicting.reductions import NONE, Multiprocessors
 from oomph.predicting.scaling import NotAffine, affine, ordered
 from oomph.predicting.timeline import find_peak
 from oomph.records.gpu_model import GpuModel
@@ -81,14 +82,17 @@ class Lines:
         rehearser: Rehearser | None,
         model: GpuModel,
         say: Callable[[str], None],
+        multiprocessors: Multiprocessors = NONE,
     ) -> None:
         self.rehearsed, self._rehearser, self._model, self._say = rehearsed, rehearser, model, say
+        self._multiprocessors = multiprocessors
         self._line = Combinations(
             pass_footprints=rehearsed.pass_footprints,
             steps=rehearsed.steps,
             model=model,
             known_replays=rehearsed.replays,
             adds_up=rehearsed.adds_up,
+            multiprocessors=multiprocessors,
         )
         self.broken: set[PassSettings] = set()  # their own rehearsals were off the line
         self.points: dict[int, Combinations] = {}  # by micro-batch, if there are no lines
@@ -190,4 +194,5 @@ class Lines:
             steps=self.rehearsed.steps,
             model=self._model,
             adds_up=self.rehearsed.adds_up,
+            multiprocessors=self._multiprocessors,
         )

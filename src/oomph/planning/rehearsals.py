@@ -68,9 +68,8 @@ class Rehearsed:
     not_affine: set[PassSettings] = field(default_factory=set)
     exact: dict[Variant, Footprint] = field(default_factory=dict)  # from their own rehearsals
     replays: dict[str, int] = field(default_factory=dict)
-    unlimited_peaks: dict[str, UnlimitedPeaks] = field(
-        default_factory=dict
-    )  # independent of the GPU
+    # keyed by the variant and the GPU's multiprocessors
+    unlimited_peaks: dict[str, UnlimitedPeaks] = field(default_factory=dict)
     doubt: str | None = None  # why rehearsals may be wrong on this torch
     failed: dict[PassSettings | Step, str] = field(default_factory=dict)  # what failed, and why
     given: Variant | None = None  # the script's own variant

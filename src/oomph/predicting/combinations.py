@@ -21,6 +21,7 @@ from oomph.predicting.footprint import (
     Footprint,
 )
 from oomph.predicting.rates import MatmulPrecision
+from oomph.predicting.reductions import NONE, Multiprocessors
 from oomph.predicting.replay import replay_requests
 from oomph.predicting.speed import (
     MicroSteps,
@@ -117,7 +118,12 @@ def with_step_of(footprint: Footprint, other: Footprint) -> Footprint:
     # Allocations, names and kernels of the other's step are numbered after the footprint's own.
     numbered = added.event + np.sign(added.event) * len(rest.fixed_bytes)
     num_names, num_kernels = len(rest.names), len(footprint.kernels)
-    added = replace(added, label=added.label + num_names, module=added.module + num_names)
+    added = replace(
+        added,
+        label=added.label + num_names,
+        module=added.module + num_names,
+        reduction=np.where(added.reduction, added.reduction + len(rest.reductions), 0),
+    )
     ops = footprint.op[~footprint.is_op_of_step], other.op[other.is_op_of_step] + num_kernels
     return Footprint(
         **{
@@ -132,6 +138,7 @@ def with_step_of(footprint: Footprint, other: Footprint) -> Footprint:
         kernels=(*footprint.kernels, *other.kernels),
         op=np.concatenate(ops),
         names=(*rest.names, *added.names),
+        reductions=(*rest.reductions, *added.reductions),
         host_bytes=(
             rest.host_bytes[0] + added.host_bytes[0],
             rest.host_bytes[1] + added.host_bytes[1],
@@ -368,6 +375,7 @@ class Combinations:
     # False: accumulating passes were rehearsed without accumulation, because a step runs backward
     # several times by itself or alternates between optimizers.
     adds_up: bool = True
+    multiprocessors: Multiprocessors = NONE  # of the GPU: they decide what reductions stage
     # Results of replays: the bytes reserved, 0 if memory ran out.
     known_replays: MutableMapping[str, int] = field(default_factory=dict)
     _known: dict[tuple[Any, ...], Any] = field(default_factory=dict)
@@ -570,9 +578,12 @@ class Combinations:
     ) -> int:
         """Replay once -> the bytes reserved on a device of `limit_bytes`; 0 if it runs out."""
         size = variant.micro_batch if examples is None else examples
-        key = f"{key_of(variant)} with {size:.4f} in {limit_bytes}, {keeps_outputs}"
+        on = tuple(self.multiprocessors)
+        key = f"{key_of(variant)} with {size:.4f} in {limit_bytes} on {on}, {keeps_outputs}"
         if key not in self.known_replays:
-            requests = self.footprint(variant).requests(size, keeps_outputs=keeps_outputs)
+            requests = self.footprint(variant).requests(
+                size, self.multiprocessors, keeps_outputs=keeps_outputs
+            )
             found = replay_requests(requests, settings_for(variant), limit_bytes)
             has_run_out = found.ran_out_at is not None
             self.known_replays[key] = 0 if has_run_out else found.peak_reserved_bytes

@@ -9,10 +9,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import merge
 from typing import Literal
 
 from oomph.predicting.allocator_settings import AllocatorSettings
-from oomph.predicting.replay import Replayed, Requests, replay_requests, with_outputs_kept
+from oomph.predicting.replay import (
+    EMPTY_CACHE,
+    Replayed,
+    Requests,
+    replay_requests,
+    with_outputs_kept,
+)
 from oomph.predicting.timeline import by_category, by_module, find_peak, moment_of
 from oomph.records.prediction import Moment
 from oomph.records.trace import Category, Convolution, ConvolutionKind, Direction, Trace
@@ -86,6 +93,9 @@ def likely_rule(convolutions: Sequence[Convolution], *, has_fast_tf32: bool) -> 
     return COPIED_FOR_TENSOR_CORES if is_low or has_fast_tf32 else NO_COPIES
 
 
+_EMPTIED = -1  # among workspaces: the cache is emptied here
+
+
 def requests(trace: Trace, rule: WorkspaceRule = NO_COPIES) -> Requests:
     """Return a trace's requests, with the workspaces that the rule gives its convolutions."""
     # torch requests nothing for an empty tensor
@@ -93,11 +103,15 @@ def requests(trace: Trace, rule: WorkspaceRule = NO_COPIES) -> Requests:
     sizes = [allocation.size_bytes or 1 for allocation in trace.allocations]
     events: list[int] = []
     done = 0
-    for each in trace.convolutions:
-        taken = rule.workspace_bytes(each)
+    workspaces = ((each.at_event, rule.workspace_bytes(each)) for each in trace.convolutions)
+    emptied = ((place, _EMPTIED) for place in trace.emptied_at)
+    for place, taken in merge(workspaces, emptied):
         if taken:
-            events += trace.events[done : each.at_event]
-            done = each.at_event
+            events += trace.events[done:place]
+            done = place
+        if taken == _EMPTIED:
+            events.append(EMPTY_CACHE)
+        elif taken:
             sizes.append(taken)
             events += (len(sizes), -len(sizes))
     events += trace.events[done:]
@@ -105,7 +119,11 @@ def requests(trace: Trace, rule: WorkspaceRule = NO_COPIES) -> Requests:
     streams = [allocation.stream for allocation in trace.allocations]
     return Requests(
         sizes,
-        [event for event in events if abs(event) > num_own or not is_empty[abs(event) - 1]],
+        [
+            event
+            for event in events
+            if event == EMPTY_CACHE or abs(event) > num_own or not is_empty[abs(event) - 1]
+        ],
         [*streams, *[0] * (len(sizes) - num_own)] if any(streams) else None,
         frozenset(range(num_own + 1, len(sizes) + 1)),
     )

@@ -15,12 +15,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from zipfile import BadZipFile
 
+from oomph.predicting.reductions import NONE, Multiprocessors, staged_bytes
 from oomph.predicting.replay import Moves, Requests
 from oomph.predicting.scaling import AffineTrace
-from oomph.records.trace import Allocation, Category, Op, Phase, Trace
+from oomph.records.trace import Allocation, Category, Op, Phase, Reduction, Trace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,9 +82,40 @@ class Kernel(NamedTuple):
         )
 
 
+class ReductionLine(NamedTuple):
+    """A reduction's shape: each number is fixed + grown x micro-batch."""
+
+    part: Literal["staging", "semaphores"]
+    element_bytes: int
+    value_bytes: int
+    is_along_inputs: bool
+    fixed_outputs: int
+    grown_outputs: int
+    fixed_inputs: int
+    grown_inputs: int
+    fixed_contiguous: int
+    grown_contiguous: int
+
+    def at(self, examples: float) -> Reduction:
+        """Return the reduction of so many examples; a fraction of a number is rounded up."""
+        return Reduction(
+            part=self.part,
+            num_outputs=self.fixed_outputs + math.ceil(self.grown_outputs * examples),
+            num_inputs=self.fixed_inputs + math.ceil(self.grown_inputs * examples),
+            element_bytes=self.element_bytes,
+            value_bytes=self.value_bytes,
+            is_along_inputs=self.is_along_inputs,
+            num_contiguous=self.fixed_contiguous + math.ceil(self.grown_contiguous * examples),
+        )
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Footprint:
-    """Allocations and events as columns; an allocation is fixed + grown x micro-batch bytes."""
+    """Allocations and events as columns; an allocation is fixed + grown x micro-batch bytes.
+
+    What reductions stage depends on the card: it is in the requests to the allocator, not among the
+    live bytes, which are a lower bound on every card.
+    """
 
     fixed_bytes: Numbers  # of each allocation
     grown_bytes: Numbers
@@ -93,6 +125,7 @@ class Footprint:
     label: Numbers  # index of the requesting op in names
     module: Numbers  # index into names
     is_output: Numbers  # 1: the model returned it to the training loop
+    reduction: Numbers  # of an allocation that one stages: 1 + index into reductions; else 0
     event: Numbers  # i + 1 requests allocation i, -(i + 1) frees it
     phase: Numbers  # of each event
     step: Numbers  # of each event: 0 before training, then 1 and 2
@@ -100,6 +133,7 @@ class Footprint:
     kernels: tuple[Kernel, ...]  # the distinct kernels of the second step
     op: Numbers  # index into kernels for each op of the second step
     names: tuple[str, ...]
+    reductions: tuple[ReductionLine, ...] = ()  # the distinct ones
     host_bytes: tuple[int, int] = (0, 0)  # of offloaded tensors: fixed, grown
 
     # ---- live bytes ------------------------------------------------------------------------------
@@ -160,14 +194,23 @@ class Footprint:
         fixed, grown = self.host_bytes
         return fixed + grown * micro_batch
 
-    def requests(self, examples: float, *, keeps_outputs: bool = False) -> Requests:
+    def requests(
+        self,
+        examples: float,
+        multiprocessors: Multiprocessors = NONE,
+        *,
+        keeps_outputs: bool = False,
+    ) -> Requests:
         """Return the requests to the allocator. A fraction of an example is rounded up.
 
+        `multiprocessors` decide what reductions stage.
         `keeps_outputs`: the loop holds the model's outputs until the next ones are made.
         """
         import numpy as np
 
         sizes = self.fixed_bytes - (-self.grown_bytes * examples // 1).astype(np.int64)
+        staged = [staged_bytes(each.at(examples), multiprocessors) for each in self.reductions]
+        sizes += np.array([0, *staged], dtype=np.int64)[self.reduction]
         event = self._event_with_outputs_kept if keeps_outputs else self.event
         # torch requests nothing for an empty tensor
         events = event[sizes[np.abs(event) - 1] != 0]
@@ -213,6 +256,7 @@ OF_ALLOCATIONS = (
     "label",
     "module",
     "is_output",
+    "reduction",
 )
 OF_EVENTS = ("phase", "step", "micro_step")
 
@@ -229,6 +273,10 @@ def footprint_of(line: AffineTrace) -> Footprint:
     kernels = _kernels(line)
     names = tuple(dict.fromkeys(name for a in trace.allocations for name in (a.op, a.module)))
     numbers = {kernel: number for number, kernel in enumerate(dict.fromkeys(kernels))}
+    reductions = [_reduction_line(line, place) for place in range(len(trace.allocations))]
+    distinct = dict.fromkeys(each for each in reductions if each is not None)
+    places: dict[ReductionLine | None, int] = {None: 0}
+    places.update((each, number) for number, each in enumerate(distinct, 1))
     whole = Footprint(
         fixed_bytes=fixed,
         grown_bytes=grown,
@@ -238,6 +286,7 @@ def footprint_of(line: AffineTrace) -> Footprint:
         label=_numbered([a.op for a in trace.allocations], names),
         module=_numbered([a.module for a in trace.allocations], names),
         is_output=np.array([a.is_output for a in trace.allocations], dtype=np.int64),
+        reduction=np.array(list(map(places.__getitem__, reductions)), dtype=np.int64),
         event=np.array(trace.events, dtype=np.int64),
         phase=phase,
         step=step,
@@ -245,13 +294,34 @@ def footprint_of(line: AffineTrace) -> Footprint:
         kernels=tuple(numbers),
         op=np.array(list(map(numbers.__getitem__, kernels)), dtype=np.int64),
         names=names,
+        reductions=tuple(distinct),
         host_bytes=(
             trace.host_peak_bytes - line.host_slope * trace.micro_batch,
             line.host_slope,
         ),
     )
-    is_empty = (fixed == 0) & (grown == 0)
+    is_empty = (fixed == 0) & (grown == 0) & (whole.reduction == 0)
     return whole.keeping(~is_empty[np.abs(whole.event) - 1])
+
+
+def _reduction_line(line: AffineTrace, place: int) -> ReductionLine | None:
+    found = line.base.allocations[place].reduction
+    if found is None:
+        return None
+    base = line.base.micro_batch
+    outputs, inputs, contiguous = line.reduction_slopes.get(place, (0, 0, 0))
+    return ReductionLine(
+        part=found.part,
+        element_bytes=found.element_bytes,
+        value_bytes=found.value_bytes,
+        is_along_inputs=found.is_along_inputs,
+        fixed_outputs=found.num_outputs - outputs * base,
+        grown_outputs=outputs,
+        fixed_inputs=found.num_inputs - inputs * base,
+        grown_inputs=inputs,
+        fixed_contiguous=found.num_contiguous - contiguous * base,
+        grown_contiguous=contiguous,
+    )
 
 
 def _kernels(line: AffineTrace) -> list[Kernel]:
@@ -333,7 +403,9 @@ def _allocations(footprint: Footprint, micro_batch: int) -> list[Allocation]:
         footprint.category,
         footprint.stream,
         footprint.is_output,
+        footprint.reduction,
     )
+    reductions = [None, *(each.at(micro_batch) for each in footprint.reductions)]
     return [
         Allocation(
             size_bytes=size,
@@ -343,8 +415,9 @@ def _allocations(footprint: Footprint, micro_batch: int) -> list[Allocation]:
             category=CATEGORIES[category],
             stream=stream,
             is_output=bool(is_output),
+            reduction=reductions[reduction],
         )
-        for size, label, module, born, category, stream, is_output in zip(
+        for size, label, module, born, category, stream, is_output, reduction in zip(
             sizes, *(column.tolist() for column in columns), strict=True
         )
     ]
@@ -369,6 +442,7 @@ def phase_starts(footprint: Footprint) -> list[tuple[int, Phase]]:
 _COLUMNS = (*OF_ALLOCATIONS, "event", *OF_EVENTS, "op")
 _KINDS = ("int8", "int16", "int32", "int64")
 _HEADER = "header"
+_REST = ("kernels", "names", "reductions", "host_bytes")
 
 
 def to_bytes(footprints: Mapping[str, Footprint], facts: Mapping[str, Any]) -> bytes:
@@ -381,8 +455,7 @@ def to_bytes(footprints: Mapping[str, Footprint], facts: Mapping[str, Any]) -> b
     header = {
         "names": list(footprints),
         "rest": [
-            {name: getattr(footprint, name) for name in ("kernels", "names", "host_bytes")}
-            for footprint in footprints.values()
+            {name: getattr(footprint, name) for name in _REST} for footprint in footprints.values()
         ],
         "columns": [[kind, len(column)] for kind, column in zip(kinds, every, strict=True)],
         "facts": facts,
@@ -413,6 +486,7 @@ def _read(content: bytes) -> tuple[dict[str, Footprint], dict[str, Any]]:
             **dict(zip(_COLUMNS, islice(every, len(_COLUMNS)), strict=True)),
             kernels=tuple(Kernel(*kernel) for kernel in rest["kernels"]),
             names=tuple(rest["names"]),
+            reductions=tuple(ReductionLine(*each) for each in rest["reductions"]),
             host_bytes=(rest["host_bytes"][0], rest["host_bytes"][1]),
         )
         for name, rest in zip(header["names"], header["rest"], strict=True)

@@ -16,6 +16,7 @@ from oomph.predicting.demand import Demand, demand_of
 from oomph.predicting.footprint import Work, work_of
 from oomph.predicting.overhead import NOTHING, Interval, nccl, together
 from oomph.predicting.rates import BUS
+from oomph.predicting.reductions import NONE, Multiprocessors, sized_on
 from oomph.predicting.speed import StepTime, parts_of_work
 from oomph.records.prediction import Prediction, StepFrom, Unknown, Verdict
 from oomph.records.trace import Trace
@@ -49,6 +50,7 @@ class Card:
     context: Interval
     cudnn: Interval = NOTHING  # from the first convolution on
     has_fast_tf32: bool = False  # tensor cores are faster than fp32 units
+    multiprocessors: Multiprocessors = NONE  # how many blocks its kernels can run at once
     nccl: Interval = NOTHING  # if training on several GPUs
     is_emulated: bool = False  # without cuDNN's workspaces and unknown kernels
 
@@ -89,7 +91,8 @@ def demand_on(card: Card, trace: Trace, variant: Variant) -> Demand:
     """Return what a trace needs on a card."""
     if card.is_emulated:
         trace = replace(trace, convolutions=())
-    return demand_of(trace, settings_for(variant), has_fast_tf32=card.has_fast_tf32)
+    sized = sized_on(trace, card.multiprocessors)
+    return demand_of(sized, settings_for(variant), has_fast_tf32=card.has_fast_tf32)
 
 
 def doubt_on(card: Card, op_names: Iterable[str]) -> str | None:

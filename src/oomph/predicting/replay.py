@@ -106,6 +106,7 @@ def with_outputs_kept(trace: Trace) -> Trace:
         convolutions=tuple(
             replace(each, at_event=moves.place(each.at_event)) for each in trace.convolutions
         ),
+        emptied_at=[moves.place(place) for place in trace.emptied_at],
     )
 
 

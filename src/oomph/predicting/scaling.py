@@ -7,10 +7,10 @@ is not affine is refused and has to be traced at each size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from oomph.records.trace import Allocation, Convolution, Op, Trace
+from oomph.records.trace import Allocation, Convolution, Op, Reduction, Trace
 
 
 class NotAffine(Exception):
@@ -27,6 +27,8 @@ class AffineTrace:
     host_slope: int = 0  # host bytes per example
     # input, weight and output bytes per example, of each convolution
     convolution_slopes: Sequence[tuple[int, int, int]] = ()
+    # outputs, inputs and contiguous values per example, of each reduction
+    reduction_slopes: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
 
     def at(self, micro_batch: int) -> Trace:
         """Return the trace for a micro-batch."""
@@ -36,8 +38,14 @@ class AffineTrace:
         return replace(
             self.base,
             allocations=[
-                replace(allocation, size_bytes=allocation.size_bytes + slope * more)
-                for allocation, slope in zip(self.base.allocations, self.slopes, strict=True)
+                replace(
+                    allocation,
+                    size_bytes=allocation.size_bytes + slope * more,
+                    reduction=self._reduction_at(place, more),
+                )
+                for place, (allocation, slope) in enumerate(
+                    zip(self.base.allocations, self.slopes, strict=True)
+                )
             ],
             ops=[
                 replace(
@@ -60,12 +68,24 @@ class AffineTrace:
             host_peak_bytes=self.base.host_peak_bytes + self.host_slope * more,
         )
 
+    def _reduction_at(self, place: int, more: int) -> Reduction | None:
+        base = self.base.allocations[place].reduction
+        if base is None or place not in self.reduction_slopes:
+            return base
+        outputs, inputs, contiguous = self.reduction_slopes[place]
+        return replace(
+            base,
+            num_outputs=base.num_outputs + outputs * more,
+            num_inputs=base.num_inputs + inputs * more,
+            num_contiguous=base.num_contiguous + contiguous * more,
+        )
+
 
 def affine(smaller: Trace, larger: Trace) -> AffineTrace:
     """Return the line through two traces. Raises NotAffine."""
     step = larger.micro_batch - smaller.micro_batch
-    ordered = with_ordered_frees(smaller.events, smaller.phase_starts)
-    if ordered != with_ordered_frees(larger.events, larger.phase_starts):
+    ordered = _ordered_events(smaller)
+    if ordered != _ordered_events(larger):
         raise NotAffine("the order of allocations depends on the micro-batch")
     pairs = zip(smaller.allocations, larger.allocations, strict=True)
     slopes = [_slope(before, after, step) for before, after in pairs]
@@ -77,19 +97,24 @@ def affine(smaller: Trace, larger: Trace) -> AffineTrace:
         op_slopes,
         host_slope,
         _convolution_slopes(smaller.convolutions, larger.convolutions, step),
+        _reduction_slopes(smaller.allocations, larger.allocations, step),
     )
 
 
 def ordered(trace: Trace) -> Trace:
     """Return the trace with its frees in a deterministic order."""
-    return replace(trace, events=with_ordered_frees(trace.events, trace.phase_starts))
+    return replace(trace, events=_ordered_events(trace))
 
 
-def with_ordered_frees(
-    events: Sequence[int], phase_starts: Sequence[tuple[int, str]] = ()
-) -> list[int]:
-    """Sort each run of frees within a phase, because their order is arbitrary."""
-    borders = {start for start, _ in phase_starts}
+def _ordered_events(trace: Trace) -> list[int]:
+    return with_ordered_frees(
+        trace.events, [*(start for start, _ in trace.phase_starts), *trace.emptied_at]
+    )
+
+
+def with_ordered_frees(events: Sequence[int], borders_at: Iterable[int] = ()) -> list[int]:
+    """Sort each run of frees between borders, because their order is arbitrary."""
+    borders = set(borders_at)
     ordered: list[int] = []
     run: list[int] = []
     for place, event in enumerate(events):
@@ -134,6 +159,22 @@ def _convolution_slopes(
         )
         for a, b in zip(before, after, strict=True)
     ]
+
+
+def _reduction_slopes(
+    before: Sequence[Allocation], after: Sequence[Allocation], step: int
+) -> dict[int, tuple[int, int, int]]:
+    return {
+        place: (
+            (b.num_outputs - a.num_outputs) // step,
+            (b.num_inputs - a.num_inputs) // step,
+            (b.num_contiguous - a.num_contiguous) // step,
+        )
+        for place, (a, b) in enumerate(
+            (one.reduction, two.reduction) for one, two in zip(before, after, strict=True)
+        )
+        if a is not None and b is not None
+    }
 
 
 def _place(convolution: Convolution) -> tuple[int, str, str]:

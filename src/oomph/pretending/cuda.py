@@ -50,6 +50,7 @@ def nothing(*_: Any, **__: Any) -> None:
 class Gpu:
     """The GPU of a rehearsal. It does not count memory, so all of its memory is free."""
 
+    on_emptied: Callable[[], None] = staticmethod(nothing)  # of the rehearsal that runs
     kind = "pretended"
     uuid: str | None = "00000000-0000-0000-0000-000000000000"
     instead = "a branch of the model for GPUs without it"
@@ -83,7 +84,11 @@ class Gpu:
             "power_draw": lambda *_, **__: 0,
             "clock_rate": lambda *_, **__: 0,
             "ExternalStream": streams.Stream,
-            "_dump_snapshot": nothing,
+            # A function of its own: a script's rehearsal puts another in its place.
+            "_dump_snapshot": lambda *_, **__: None,
+            # There are no such counters, and what asks for them is refused.
+            "reset_accumulated_host_memory_stats": nothing,
+            "reset_peak_host_memory_stats": nothing,
         }
 
     # ---- memory ----------------------------------------------------------------------------------
@@ -97,7 +102,9 @@ class Gpu:
 
     def reset_peaks(self) -> None: ...
     def reset_accumulated(self) -> None: ...
-    def empty_cache(self) -> None: ...
+    def empty_cache(self) -> None:
+        Gpu.on_emptied()
+
     def limit(self, fraction_ratio: float) -> None:
         """Stand in for torch.cuda.set_per_process_memory_fraction."""
 
@@ -430,8 +437,6 @@ _REFUSED_FUNCTIONS = {
     **dict.fromkeys(("utilization", "memory_usage", "temperature"), _SENSORS),
     **dict.fromkeys(("power_draw", "clock_rate"), _SENSORS),
     **dict.fromkeys(("host_memory_stats", "host_memory_stats_as_nested_dict"), _PINNED),
-    "reset_accumulated_host_memory_stats": _PINNED,
-    "reset_peak_host_memory_stats": _PINNED,
 }
 _REFUSED_MODULES = {  # all their functions, except those that ask whether they are available
     "nccl": "there is one GPU for each process, and no NCCL",

@@ -36,8 +36,10 @@ from oomph.pretending.factories import (
     patch_generator,
     patch_legacy_types,
 )
+from oomph.pretending.kernels import cublas_handle
 from oomph.pretending.ops import Behaviour
 from oomph.pretending.patches import Patches, patch_threads
+from oomph.pretending.reductions import Taken
 from oomph.pretending.tensors import (
     GPU,
     HOST,
@@ -459,7 +461,7 @@ class _Known:
         self.places = places
         self.behaviours: dict[int, Behaviour] = {}  # by id: torch hashes its ops slowly
         self.sizes: dict[Any, tuple[int, ...] | None] = {}  # of new storages, by kind of call
-        self.has_workspace = False
+        self.handles: set[tuple[str, int]] = set()  # of cuBLAS, those with a workspace
         ops.calibrate()
 
 
@@ -545,7 +547,7 @@ class _Accounting(TorchDispatchMode):
         taken = [] if sizes is None else card.take(sizes)
         try:
             if op.is_gemm or op.temporaries is not None:
-                self._take_beside(op, args)
+                self._take_beside(op, args, kwargs)
             out = function(*args, **kwargs)
         except BaseException:
             card.give_back(taken)
@@ -556,15 +558,29 @@ class _Accounting(TorchDispatchMode):
         self._hold(leaves, sizes, taken, key)
         return out
 
-    def _take_beside(self, op: Behaviour, args: Any) -> None:
+    def _take_beside(self, op: Behaviour, args: Any, kwargs: Any) -> None:
         """Take the memory that CUDA's kernel needs beyond its outputs, then free or keep it."""
         known = self._known
-        if op.is_gemm and not known.has_workspace:
+        if op.is_gemm and (handle := cublas_handle()) not in known.handles:
             generation = generation_of(self._card.capability)
-            self._card.take((generation.cublas_workspace_bytes,))
-            known.has_workspace = True
+            self._card.take((generation.cublas_workspace_bytes(torch.__version__),))
+            known.handles.add(handle)
         if op.temporaries is not None:
-            self._card.give_back(self._card.take(op.temporaries(args)))
+            self._take_and_free(op.temporaries(args, kwargs))
+
+    def _take_and_free(self, blocks: Iterable[Taken]) -> None:
+        """Take blocks in this order; -n frees the n-th. What a GPU's reductions stage is left."""
+        taken: list[int] = []
+        living: set[int] = set()
+        for block in blocks:
+            if isinstance(block, int) and block < 0:
+                address = taken[-block - 1]
+                living.remove(address)
+                self._card.give_back([address])
+            elif isinstance(block, int):
+                taken += self._card.take((block,))
+                living.add(taken[-1])
+        self._card.give_back([address for address in reversed(taken) if address in living])
 
     def _hold(
         self, leaves: list[Any], sizes: tuple[int, ...] | None, taken: list[int], key: Any

@@ -6,11 +6,14 @@ algorithm that it chooses, so the prediction gives an interval for it.
 
 from __future__ import annotations
 
+import math
+import threading
 from typing import Any
 
 import torch
 
 from oomph.pretending import recurrent
+from oomph.pretending.streams import Now
 from oomph.pretending.tensors import Recorder, is_pretended
 from oomph.records.trace import Convolution, ConvolutionKind, Direction
 
@@ -20,7 +23,21 @@ _INDICES_WITHOUT_SORTING = 3072
 # kernel_backward.h, kOutputInRF: in half precision, heads up to the size of a query block.
 _WIDEST_HEAD_IN_REGISTERS = 128
 
+CUBLAS_WORKSPACE = "cublas workspace"  # the op of its allocations
 GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "addmv", "mv"})
+
+
+def cublas_handle() -> tuple[str, int]:
+    """Return the handle and stream of a matrix product now; each pair has a workspace of its own.
+
+    A thread has a handle of its own, and threads that come and go share a pool of them
+    (CublasHandlePool.cpp). Autograd runs the backward of a GPU in a thread of its own (engine.cpp,
+    Engine::thread_init), which here is the caller's.
+    """
+    if torch._C._current_autograd_node() is not None:
+        return "autograd", Now.stream
+    is_main = threading.current_thread() is threading.main_thread()
+    return "main" if is_main else "others", Now.stream
 
 
 def _flash_backward(args: Any) -> list[int]:
@@ -65,7 +82,7 @@ def _embedding_backward(args: Any) -> list[int]:
         return []
     rows = min(count, num_weights)
     parts = count // 10 + rows
-    sorting = [8 * count, 8 * count, 16 * count + 65536, 8 * count]
+    sorting = [8 * count, 8 * count, _sort_bytes(count, num_weights), 8 * count]
     return [*sorting, 8, 8 * rows, 8 * rows, 8 * parts, 4 * parts * width]
 
 
@@ -84,13 +101,60 @@ def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-# op -> (arguments) -> bytes of the blocks that its kernel takes and frees before it returns
+def _sorted_index(args: Any) -> list[int]:
+    """Return what adding up under an index sorts (Indexing.cu, index_put_with_sort_kernel).
+
+    The indices are wrapped and turned into one linear index. It is sorted together with its places.
+    """
+    given, indices, values = args[:3]
+    found = [index for index in indices if index is not None]
+    if len(args) < 4 or not args[3] or not found:  # nothing is added up
+        return []
+    shape = torch.broadcast_shapes(*(index.shape for index in found))
+    count = math.prod(shape)
+    if not count or any(index.dtype in (torch.bool, torch.uint8) for index in found):
+        return []
+    blocks: list[int] = []
+    for number, _ in enumerate(found):
+        linear = len(blocks)
+        blocks += [8 * count, 8 * count, -(linear + 1)]  # wrapped, then times the stride
+        if number:
+            blocks.append(8 * count)  # added to the linear index so far
+    rows = math.prod(
+        size for size, index in zip(given.shape, indices, strict=False) if index is not None
+    )
+    dense = [] if values.is_contiguous() else [values.numel() * values.element_size()]
+    return [*blocks, *dense, 8 * count, 8 * count, 8 * count, _sort_bytes(count, rows)]
+
+
+# cub's radix sort of pairs of 8 bytes each (dispatch_radix_sort.cuh, tuning of compute capability
+# 8.0): one block sorts up to 256 x 9 of them alone, more go through passes of 8 bits in tiles of
+# 384 x 10.
+_SORTED_ALONE, _SORTED_AT_ONCE, _BITS, _ALIGNED_BYTES = 256 * 9, 384 * 10, 8, 256
+
+
+def _sort_bytes(count: int, num_values: int) -> int:
+    """Return what cub's radix sort takes for keys below `num_values` and their places."""
+    if count <= _SORTED_ALONE:
+        return 1
+    num_passes = -(-max((num_values - 1).bit_length(), 1) // _BITS)
+    num_bins = 1 << _BITS
+    parts = [num_passes * num_bins * 4, -(-count // _SORTED_AT_ONCE) * num_bins * 4]
+    if num_passes > 1:
+        parts += [8 * count, 8 * count]
+    parts.append(num_passes * 4)
+    return sum(_up(part, _ALIGNED_BYTES) for part in parts) + _ALIGNED_BYTES - 1
+
+
+# op -> (arguments) -> bytes of the blocks that its kernel takes, in this order; -n frees the n-th,
+# and all that is left is freed before it returns
 TEMPORARIES = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "embedding_dense_backward": _embedding_backward,
     "_softmax_backward_data": _softmax_backward,
     "_ctc_loss_backward": _ctc_backward,
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _sorted_index),
     "_cudnn_rnn": recurrent.forward_temporaries,
     "_cudnn_rnn_backward": recurrent.backward_temporaries,
     "mse_loss": _unreduced,

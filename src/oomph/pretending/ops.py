@@ -12,7 +12,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from oomph.pretending import kernels, ranks, recurrent, sparse, tensors, values
+from oomph.pretending import kernels, ranks, recurrent, reductions, sparse, tensors, values
+from oomph.pretending.reductions import REDUCTIONS, Taken
 from oomph.pretending.tensors import META, Recorder, empty, is_pretended, tensors_in
 from oomph.records.trace import Op, Phase
 
@@ -42,7 +43,7 @@ def _loss(recorder: Recorder, behaviour: Any, _: Any, args: Any, kwargs: Any) ->
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
     out = empty(shape, dtype=dtype, device=META).resize_(())
     recorder.track(out, behaviour.label)
-    recorder.take_temporaries(behaviour, args, (out,))
+    recorder.take_temporaries(behaviour, args, kwargs, (out,))
     recorder.note_work(behaviour, args, kwargs, (out,))
     return out
 
@@ -202,7 +203,7 @@ class Behaviour:
         self.returns = bool(schema.returns)
         self.is_gemm = self.name in kernels.GEMMS
         self.is_convolution = self.name in ("convolution", "convolution_backward")
-        self.temporaries: Callable[[Any], list[int]] | None = kernels.TEMPORARIES.get(self.name)
+        self.temporaries = _temporaries(self.name)
         self.flops: Any = flop_registry.get(function._overloadpacket)
         # The arguments that are read and written back.
         self.updated = () if self.name in _ONLY_WRITTEN else tuple(written)
@@ -224,6 +225,14 @@ class Behaviour:
             return "pure" if function._schema.returns else "other"
         keeps_shape = torch.Tag.inplace_view not in function.tags
         return "in place" if self.changes_first and keeps_shape else "other"
+
+
+def _temporaries(name: str) -> Callable[[Any, Any], list[Taken]] | None:
+    """Return what tells from arguments and keywords which blocks the kernel takes, if any."""
+    if name in REDUCTIONS:
+        return lambda args, kwargs: reductions.taken(name, args, kwargs)
+    known = kernels.TEMPORARIES.get(name)
+    return None if known is None else lambda args, _: list[Taken](known(args))
 
 
 def _is_written(argument: Any) -> bool:

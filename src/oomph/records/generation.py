@@ -6,14 +6,17 @@ one new row. Figures of single cards (SMs, rates, memory) are in catalog.json.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 Capability = tuple[int, int]
 
-# at::cuda::getChosenWorkspaceSize (CUDABlas.cpp) since torch 2.0: ":4096:2:16:8" KiB below compute
-# capability 9, 32 MiB from there on. A user's snapshot confirms the first (discuss.pytorch.org);
-# torch 2.11 was also seen to use it above capability 9.
+# at::cuda::parseChosenWorkspaceSize (CublasHandlePool.cpp). Since torch 2.0 it is ":4096:2:16:8" in
+# KiB, and 32 MiB on compute capability 9.0 exactly. Since torch 2.12 it is 32 MiB on all GPUs of
+# capability 9, 10 and 12 (pytorch pull request 175344). Snapshots of torch 2.11 on capability 12.0
+# show the smaller one.
 _CUBLAS_BYTES, _CUBLAS_BYTES_FROM_9 = 8_519_680, 32 << 20
+_ALL_FROM_9_SINCE = (2, 12)  # the version of torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Generation:
     has_tensor_cores: since Volta (NVIDIA V100 white paper, 2017).
     has_bf16: tensor cores for bfloat16 and TF32 (the guide, "Tensor Core Operations"), and torch's
     flash attention, which needs the same GPUs (sdp_utils.cpp).
-    cublas_workspace_bytes: what cuBLAS takes for each handle and stream, see above.
+    cublas_bytes, cublas_bytes_before_2_12: what cuBLAS takes for each handle and stream, see above.
     """
 
     name: str
@@ -36,7 +39,18 @@ class Generation:
     fp64_of_fp32: float
     has_tensor_cores: bool
     has_bf16: bool
-    cublas_workspace_bytes: int
+    cublas_bytes: int
+    cublas_bytes_before_2_12: int = _CUBLAS_BYTES
+
+    def cublas_workspace_bytes(self, torch_version: str) -> int:
+        """Return what cuBLAS takes for each handle and stream under a version of torch.
+
+        >>> generation_of((12, 0)).cublas_workspace_bytes("2.11.0+cu128")
+        8519680
+        """
+        numbers = tuple(int(digits) for digits in re.findall(r"\d+", torch_version)[:2])
+        is_old = numbers < _ALL_FROM_9_SINCE
+        return self.cublas_bytes_before_2_12 if is_old else self.cublas_bytes
 
 
 _FAST, _SLOW = 1 / 2, 1 / 64  # fp64
@@ -49,7 +63,9 @@ GENERATIONS = (
     Generation("Ampere A100 and A30", (8, 0), 2048, _FAST, True, True, _CUBLAS_BYTES),
     Generation("Ampere", (8, 6), 1536, _SLOW, True, True, _CUBLAS_BYTES),
     Generation("Ada", (8, 9), 1536, _SLOW, True, True, _CUBLAS_BYTES),
-    Generation("Hopper", (9, 0), 2048, _FAST, True, True, _CUBLAS_BYTES_FROM_9),
+    Generation(
+        "Hopper", (9, 0), 2048, _FAST, True, True, _CUBLAS_BYTES_FROM_9, _CUBLAS_BYTES_FROM_9
+    ),
     Generation("Blackwell B200", (10, 0), 2048, _FAST, True, True, _CUBLAS_BYTES_FROM_9),
     Generation("Blackwell Ultra B300", (10, 3), 2048, _SLOW, True, True, _CUBLAS_BYTES_FROM_9),
     Generation("Blackwell RTX", (12, 0), 1536, _SLOW, True, True, _CUBLAS_BYTES_FROM_9),
@@ -83,11 +99,12 @@ def trace_capability(capability: Capability) -> Capability:
     Traces differ by the available attention kernels and by cuBLAS's workspace.
 
     >>> trace_capability((7, 5)), trace_capability((8, 9)), trace_capability((12, 0))
-    ((0, 0), (8, 0), (9, 0))
+    ((0, 0), (8, 0), (10, 0))
     """
     own = generation_of(capability)
-    return next(
-        row.since
-        for row in GENERATIONS
-        if row.has_bf16 == own.has_bf16 and row.cublas_workspace_bytes == own.cublas_workspace_bytes
-    )
+    return next(row.since for row in GENERATIONS if _decides(row) == _decides(own))
+
+
+def _decides(row: Generation) -> tuple[bool, int, int]:
+    """Return what makes a trace differ."""
+    return row.has_bf16, row.cublas_bytes, row.cublas_bytes_before_2_12

@@ -15,16 +15,34 @@ Phase = Literal["build", "input", "forward", "backward", "clip", "step", "zero_g
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """The shape of a sum, a maximum and the like, which decides how many blocks share an output.
+
+    If there are several, they exchange their results through memory, and count with semaphores who
+    is last. How many there are depends on the card, so neither size is known in a trace.
+    """
+
+    part: Literal["staging", "semaphores"]
+    num_outputs: int
+    num_inputs: int  # of each output
+    element_bytes: int  # of an input
+    value_bytes: int  # of what is added up
+    is_along_inputs: bool  # neighbouring threads read values of one output, not of several
+    num_contiguous: int  # how many values lie side by side, as far as alignment goes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
     """One block that torch requests from the allocator, until it is freed."""
 
-    size_bytes: int
+    size_bytes: int  # 0 for a reduction's
     op: str  # "aten::mm", or "build" if made before the first step
     module: str  # "encoder.layer.3.attention"; "" is the model itself
     phase: Phase
     category: Category
     stream: int = 0  # blocks of different streams come from different pools
     is_output: bool = False  # the model returned it to the training loop
+    reduction: Reduction | None = None  # what decides the size on a card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +98,23 @@ class Trace:
     measures_convolutions: bool = False  # torch.backends.cudnn.benchmark
     # Elements per example in the batch's tensors, which grow with its length; None if not seen.
     example_elements: int | None = None
+    emptied_at: Sequence[int] = ()  # torch.cuda.empty_cache(): the number of events before each
+    # The events that the program itself recorded (torch.cuda.memory._record_memory_history), from
+    # the first to the one after the last; None if it wrote no snapshot.
+    recorded: tuple[int, int] | None = None
 
 
 # ---- Trace <-> plain columns, small enough to store: each name once, allocations as numbers ------
 
 _ALLOCATION = ("op", "module", "phase", "category")
+_REDUCTION_NUMBERS = (
+    "num_outputs",
+    "num_inputs",
+    "element_bytes",
+    "value_bytes",
+    "is_along_inputs",
+    "num_contiguous",
+)
 _OP = ("name", "phase", "dtype", "module")
 _CONVOLUTION = ("direction", "kind", "dtype")
 _CONVOLUTION_NUMBERS = ("at_event", "input_bytes", "weight_bytes", "output_bytes")
@@ -102,6 +132,11 @@ def to_columns(trace: Trace) -> dict[str, Any]:
         "streams": [allocation.stream for allocation in trace.allocations],
         "outputs": [place for place, each in enumerate(trace.allocations) if each.is_output],
         "allocations": [_numbers(trace.allocations, field, number) for field in _ALLOCATION],
+        "reductions": [
+            [place, each.reduction.part == "staging", *_reduction_numbers(each.reduction)]
+            for place, each in enumerate(trace.allocations)
+            if each.reduction is not None
+        ],
         "events": list(trace.events),
         "step_starts": list(trace.step_starts),
         "phase_starts": [list(start) for start in trace.phase_starts],
@@ -115,6 +150,8 @@ def to_columns(trace: Trace) -> dict[str, Any]:
         ],
         "measures_convolutions": trace.measures_convolutions,
         "example_elements": trace.example_elements,
+        "emptied_at": list(trace.emptied_at),
+        "recorded": trace.recorded,
         "micro_batch": trace.micro_batch,
         "torch_version": trace.torch_version,
         "compute_capability": list(trace.compute_capability),
@@ -130,10 +167,17 @@ def from_columns(columns: dict[str, Any]) -> Trace:
     names: list[str] = columns["names"]
     allocations = _rows(columns["allocations"], names, _ALLOCATION)
     outputs = set(columns["outputs"])
+    reductions = {place: _reduction(*numbers) for place, *numbers in columns["reductions"]}
     ops = _rows(columns["ops"], names, _OP)
     return Trace(
         allocations=[
-            Allocation(size_bytes=size_bytes, stream=stream, is_output=place in outputs, **fields)
+            Allocation(
+                size_bytes=size_bytes,
+                stream=stream,
+                is_output=place in outputs,
+                reduction=reductions.get(place),
+                **fields,
+            )
             for place, (size_bytes, stream, fields) in enumerate(
                 zip(columns["sizes"], columns["streams"], allocations, strict=True)
             )
@@ -159,6 +203,8 @@ def from_columns(columns: dict[str, Any]) -> Trace:
         host_peak_bytes=columns["host_peak_bytes"],
         measures_convolutions=columns["measures_convolutions"],
         example_elements=columns["example_elements"],
+        emptied_at=columns["emptied_at"],
+        recorded=None if columns["recorded"] is None else tuple(columns["recorded"]),
         convolutions=tuple(
             Convolution(**names_of, **dict(zip(_CONVOLUTION_NUMBERS, numbers, strict=True)))
             for names_of, numbers in zip(
@@ -168,6 +214,16 @@ def from_columns(columns: dict[str, Any]) -> Trace:
             )
         ),
     )
+
+
+def _reduction_numbers(reduction: Reduction) -> list[int]:
+    return [int(getattr(reduction, field)) for field in _REDUCTION_NUMBERS]
+
+
+def _reduction(is_staging: int, *numbers: int) -> Reduction:
+    fields: dict[str, Any] = dict(zip(_REDUCTION_NUMBERS, numbers, strict=True))
+    fields["is_along_inputs"] = bool(fields["is_along_inputs"])
+    return Reduction(part="staging" if is_staging else "semaphores", **fields)
 
 
 def _numbers(records: Sequence[Any], field: str, number: Any) -> list[int]:

@@ -17,14 +17,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oomph.pretending import ops, sparse, tensors
-from oomph.pretending.kernels import note_convolution
+from oomph.pretending.kernels import CUBLAS_WORKSPACE, cublas_handle, note_convolution
 from oomph.pretending.ops import Behaviour, work_of
 from oomph.pretending.ranks import GATHERED
+from oomph.pretending.reductions import Taken
 from oomph.pretending.streams import Now
 from oomph.pretending.tensors import Disguise, is_pretended, key_of, leaves_of
 from oomph.pretending.values import WRITE_OVER, Shadows
 from oomph.records.generation import generation_of
-from oomph.records.trace import Allocation, Category, Convolution, Op, Phase, Trace
+from oomph.records.trace import Allocation, Category, Convolution, Op, Phase, Reduction, Trace
 from oomph.rehearsing.fault import in_words, users_line
 
 
@@ -61,6 +62,8 @@ class Recorder(TorchDispatchMode):
         self.sizes: list[int] = []
         self.born: list[tuple[str, str, Phase]] = []  # of each allocation: op, module, phase
         self.streams: list[int] = []  # of each allocation
+        self.emptied_at: list[int] = []  # events before each torch.cuda.empty_cache()
+        self.reductions: dict[int, Reduction] = {}  # those whose size depends on the card
         self.unfolded: frozenset[type] = frozenset()  # wrappers: their inner tensors are recorded
         self.ops: list[Op] = []
         self.convolutions: list[Convolution] = []
@@ -74,7 +77,7 @@ class Recorder(TorchDispatchMode):
         self._behaviours = Behaviours()
         self._known = tensors.shared(torch.get_default_dtype())
         self._works: dict[Any, dict[str, Op | None]] = {}  # per kind of call, by module
-        self._has_workspace = False
+        self._handles: set[tuple[str, int]] = set()  # of cuBLAS, those with a workspace
         self._on_death = self._make_on_death()
         ops.calibrate()
 
@@ -104,6 +107,10 @@ class Recorder(TorchDispatchMode):
 
     def free(self, number: int) -> None:
         self.events.append(-(number + 1))
+
+    def empty_cache(self) -> None:
+        """Record torch.cuda.empty_cache()."""
+        self.emptied_at.append(len(self.events))
 
     def real(self, tensor: torch.Tensor) -> Any:
         """Return a real copy of a pretended tensor, with its known values or with zeros."""
@@ -171,6 +178,8 @@ class Recorder(TorchDispatchMode):
         """Run in place an op that backward runs in place, though torch dispatches a copy."""
         if not is_pretended(args[0]):
             return getattr(torch.ops.aten, str(behaviour.in_place))(*args, **kwargs)
+        if behaviour.temporaries is not None:
+            self.take_temporaries(behaviour, args, kwargs, args[:1])
         self.note_work(behaviour, args, kwargs, ())
         return args[0]
 
@@ -181,7 +190,9 @@ class Recorder(TorchDispatchMode):
         if first.layout is torch.sparse_coo:
             sparse.change(self, behaviour, function, args, kwargs)
             return args[0]
-        if is_pretended(first):  # nothing to compute, nothing allocated
+        if is_pretended(first):  # nothing to compute
+            if behaviour.temporaries is not None:
+                self.take_temporaries(behaviour, args, kwargs, (first,))
             self.note_work(behaviour, args, kwargs, ())
             return args[0] if behaviour.returns else None
         if len(args) > 1 and isinstance(args[1], torch.Tensor) and is_pretended(args[1]):
@@ -209,7 +220,7 @@ class Recorder(TorchDispatchMode):
                 note_convolution(self, behaviour.name, args, outputs, output)
         # A kernel already has its outputs when it allocates temporaries.
         if behaviour.is_gemm or behaviour.temporaries is not None:
-            self.take_temporaries(behaviour, args, outputs)
+            self.take_temporaries(behaviour, args, kwargs, outputs)
         if self.computes:
             self.note_work(behaviour, args, kwargs, outputs, key)
         return out
@@ -248,6 +259,8 @@ class Recorder(TorchDispatchMode):
         numbers = [live.number for live in living]
         for new, live in enumerate(living):
             live.number = new
+        self.reductions.clear()  # none of them outlives its kernel
+        self.emptied_at.clear()
         columns: tuple[list[Any], ...] = (self.sizes, self.born, self.streams)
         for column in columns:
             column[:] = [column[number] for number in numbers]
@@ -265,18 +278,33 @@ class Recorder(TorchDispatchMode):
 
         return on_death
 
-    def take_temporaries(self, behaviour: Behaviour, args: Any, outputs: Any) -> None:
+    def take_temporaries(self, behaviour: Behaviour, args: Any, kwargs: Any, outputs: Any) -> None:
         """Record what the kernel allocates besides its outputs, and what it keeps of that."""
         if not any(isinstance(output, torch.Tensor) and is_pretended(output) for output in outputs):
             return
-        if behaviour.is_gemm and not self._has_workspace:
-            self._has_workspace = True
-            self.allocate(generation_of(self.capability).cublas_workspace_bytes, "cublas workspace")
+        if behaviour.is_gemm and (handle := cublas_handle()) not in self._handles:
+            self._handles.add(handle)
+            generation = generation_of(self.capability)
+            self.allocate(generation.cublas_workspace_bytes(torch.__version__), CUBLAS_WORKSPACE)
         if behaviour.temporaries is not None:
-            label = f"{behaviour.name} (inside)"
-            taken = [self.allocate(size, label) for size in behaviour.temporaries(args)]
-            for number in taken:
-                self.free(number)
+            self._take_and_free(behaviour.temporaries(args, kwargs), f"{behaviour.name} (inside)")
+
+    def _take_and_free(self, blocks: Iterable[Taken], label: str) -> None:
+        """Record blocks that a kernel takes in this order; -n frees the n-th, the rest at last."""
+        taken: list[int] = []
+        living: dict[int, None] = {}
+        for block in blocks:
+            if isinstance(block, int) and block < 0:
+                living.pop(taken[-block - 1])
+                self.free(taken[-block - 1])
+                continue
+            number = self.allocate(block if isinstance(block, int) else 0, label)
+            if not isinstance(block, int):
+                self.reductions[number] = block
+            taken.append(number)
+            living[number] = None
+        for number in reversed(living):
+            self.free(number)
 
     # ---- work --------------------------------------------------------------------------------
 
@@ -337,6 +365,7 @@ def labelled(
             else _category(number, op, phase, deaths.get(number), parameters, gradients),
             stream=stream,
             is_output=number in outputs,
+            reduction=recorder.reductions.get(number),
         )
         for number, (size_bytes, (op, module, phase), stream) in enumerate(
             zip(recorder.sizes, recorder.born, recorder.streams, strict=True)
@@ -350,6 +379,7 @@ def labelled(
         ops=recorder.ops,
         convolutions=tuple(recorder.convolutions),
         measures_convolutions=torch.backends.cudnn.benchmark,
+        emptied_at=tuple(recorder.emptied_at),
         micro_batch=micro_batch,
         torch_version=str(torch.__version__),  # a plain str: its own class would import torch
         compute_capability=recorder.capability,
@@ -385,7 +415,7 @@ def _category(
 ) -> Category:
     if number in parameters or op == GATHERED:
         return "parameters"
-    if op == "cublas workspace":
+    if op == CUBLAS_WORKSPACE:
         return "workspace"
     if number in gradients:
         return "gradients"

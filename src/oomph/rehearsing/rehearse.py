@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from oomph.errors import UsageError
-from oomph.pretending import autocast, branches, ranks, streams, tensors
+from oomph.pretending import autocast, branches, cuda, ranks, streams, tensors
 from oomph.pretending.ranks import Buckets
 from oomph.records.trace import Phase, Trace
 from oomph.records.workload import Variant, Workload, casts_parameters, divides_parameters
@@ -91,6 +91,7 @@ def rehearse(
     gc.disable()  # on a GPU, too, frees follow reference counts; cycles would die at random times
     recorder = Recorder(capability)
     branches.pass_over(recorder.notes.add)
+    cuda.Gpu.on_emptied = staticmethod(recorder.empty_cache)
     tensors.Disguise.real, tensors.Disguise.give = recorder.real, recorder.shadows.give
     streams.Now.begin(partial(ranks.note_wait, recorder))
     divides = divides_parameters(variant)

@@ -40,7 +40,7 @@ class Counting(Recorder):
     def __init__(self) -> None:
         super().__init__((8, 0))
 
-    def take_temporaries(self, behaviour: Any, args: Any, outputs: Any) -> None: ...
+    def take_temporaries(self, behaviour: Any, args: Any, kwargs: Any, outputs: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 from oomph.errors import UsageError
 from oomph.predicting.overhead import NOTHING, Interval, context, cudnn, exactly, usable_bytes
 from oomph.predicting.prediction import Card
-from oomph.records.generation import DEFAULT_CAPABILITY, DEFAULT_GPU
+from oomph.predicting.reductions import NONE, Multiprocessors
+from oomph.records.generation import (
+    DEFAULT_CAPABILITY,
+    DEFAULT_GPU,
+    DEFAULT_NUM_SMS,
+    generation_of,
+)
 from oomph.records.gpu_model import Calibration, GpuModel
 from oomph.records.machine import Device, Machine
 from oomph.records.prediction import StepFrom
@@ -37,6 +43,12 @@ class Target:
     def capability(self) -> tuple[int, int]:
         return self.model.compute_capability or DEFAULT_CAPABILITY
 
+    @property
+    def multiprocessors(self) -> Multiprocessors:
+        """Return how many blocks of threads the GPU runs at once; a common GPU's if unknown."""
+        num = self.model.num_sms or DEFAULT_NUM_SMS
+        return Multiprocessors(num, generation_of(self.capability).threads_per_sm)
+
     def with_torch(self, torch_version: str) -> Ready:
         """Add the figures for one torch version, including those `oomph calibrate` measured."""
         measured, notes = calibration_of(self.model, torch_version)
@@ -62,6 +74,7 @@ class Target:
             # The measurement ran a convolution, so it includes cuDNN's kernels.
             cudnn=NOTHING if measured or self.is_emulated else cudnn(self.model, torch_version),
             has_fast_tf32=self.model.has_fast_tf32,
+            multiprocessors=NONE if self.is_emulated else self.multiprocessors,
             is_emulated=self.is_emulated,
         )
 

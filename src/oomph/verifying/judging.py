@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oomph.errors import OomphError
+from oomph.predicting.reductions import sized_on
 from oomph.records.prediction import Prediction
 from oomph.records.trace import Trace
 from oomph.records.verification import Measurement, Predicted, Settings, Verified
@@ -61,6 +62,7 @@ def verified_of(
             problem=f"not trained: {measurement.in_one_line()}",
         )
     measured, recorded = measurement.measured, measurement.recorded
+    trace = sized_on(trace, target.with_torch(trace.torch_version).card.multiprocessors)
     # What ran out stopped somewhere in a step; what was cut off began somewhere.
     is_comparable = recorded.is_whole and not measured.ran_out
     return Verified(

@@ -179,6 +179,7 @@ _DRAWS = torch.Tag.nondeterministic_seeded
 
 # Smaller tensors are filled at once; they include all whose values shadows carry to the GPU.
 LEAST = 2**20 + 1
+_MOST_TRUNCATED = 2**25  # judgement: values cut from a normal distribution, some 2 s of drawing
 _MOST_DRAWN = 2**21  # judgement: at most so many are drawn and discarded if not countable
 
 # What a factory writes: the in-place op, and the position of the argument that is the value.
@@ -233,6 +234,7 @@ class Deferred:
 
     def __init__(self) -> None:
         self.draws = Draws()
+        self._num_truncated = 0
         self._of: dict[int, _Pending] = {}
         self._behaviours = Behaviours()
 
@@ -360,6 +362,15 @@ class Deferred:
         self._keep(_Step(work, (), *_spec(out)), out, adds=False)
         return out
 
+    def _is_drawn_again(self, tensor: torch.Tensor) -> bool:
+        """Return whether so few values were truncated so far that the exact draws are affordable.
+
+        How often torch draws again depends on the values, so skipping them loses the generator's
+        position.
+        """
+        self._num_truncated += tensor.numel()
+        return self._num_truncated <= _MOST_TRUNCATED
+
     # ---- host tensors without memory -----------------------------------------------------------
 
     def passed_over(self, function: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -401,16 +412,16 @@ class Deferred:
             is_blank = is_pretended(tensor)
             if generator is not None or (is_blank and not is_on_host(tensor)):
                 return original(tensor, mean, std, a, b, generator=generator)
-            is_kept = is_never_cut(mean, std, a, b)
-            if is_blank:
-                if not is_kept:
-                    approximate(CUT)
+            num_words = words_of("normal_", tensor)
+            is_deferred = _is_large(tensor) and _is_whole(tensor) and num_words is not None
+            is_cut = not is_never_cut(mean, std, a, b)
+            if not is_blank and (not is_deferred or (is_cut and self._is_drawn_again(tensor))):
+                return original(tensor, mean, std, a, b)
+            if is_cut:
+                approximate(CUT)
+            if is_blank or num_words is None:
                 with torch.no_grad():
                     return tensor.normal_(mean, std)
-            num_words = words_of("normal_", tensor)
-            is_deferred = is_kept and _is_large(tensor) and _is_whole(tensor)
-            if not is_deferred or num_words is None:
-                return original(tensor, mean, std, a, b)
             moment = self.draws.pass_over(num_words)
             step = _Step(original, (mean, std, a, b), *_spec(tensor), moment)
             self._keep(step, tensor, adds=False)

@@ -44,6 +44,8 @@ class Memo:
         answer = self._answers.get(key) if key is not None else None
         if is_trained and not self._is_repeated(key):
             answer = None
+        if self._loop.recording_since is not None:  # what the script records is rehearsed whole
+            answer = None
         if answer is not None:
             self._approximate(ACCUMULATION if is_trained else EVALUATION)
             return answer()

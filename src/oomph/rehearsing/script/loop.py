@@ -131,6 +131,8 @@ NUM_STEPS = 2
 # every other has stepped, _MOST_STEPS if another never steps. Judgement: WGAN trains its critic 5
 # times for each step of the generator (arXiv 1701.07875).
 _ENOUGH_STEPS, _MOST_STEPS = 5, 12
+# A script that records its memory often warms up first. Judgement: seen are 3 to 5 steps.
+_MOST_STEPS_BEFORE_RECORDING = 12
 # Optimizers that compute losses themselves may run until convergence, which never comes here.
 # Judgement: more than twice the 25 losses that LBFGS computes at most in one step, by default.
 MOST_CLOSURES = 64
@@ -168,9 +170,14 @@ class Loop:
         self.in_step = 0
         self.is_stepping = False  # the closure of a step runs forward and backward inside it
         self.is_between_steps = self.is_done = self.clips = False
+        self.recording_since: int | None = None  # the event at which the script began to record
+        self.recorded: tuple[int, int] | None = None  # the events of its last snapshot
         # Called before a model is first trained, and after enough steps.
         self.on_training: Callable[[torch.nn.Module], None] = lambda _: None
         self.finish: Callable[[], None] = lambda: None
+        # Whether the script records its own memory; asked once, after enough steps.
+        self.will_record: Callable[[], bool] = lambda: False
+        self._awaits_recording: bool | None = None
         self.lines: dict[str, tuple[str, int]] = {}  # the script's first line for each action
 
     def note_line(self, what: str) -> None:
@@ -359,7 +366,7 @@ class Loop:
         self._num_backwards_before = self.num_backwards
         is_again = place in self.has_stepped_since
         self.has_stepped_since.add(place)
-        if self.is_enough():
+        if self.is_enough() and not self._is_about_to_record():
             if not self.in_step:
                 self.finish()
             self.is_done = True  # a GradScaler still has to update itself
@@ -377,6 +384,30 @@ class Loop:
         self.step_starts.append(len(self.recorder.events))
         self.recorder.computes = self._is_last
         self.recorder.ops.clear()
+
+    # ---- the script's own recording of its memory ------------------------------------------------
+
+    def record(self, *, is_on: bool) -> None:
+        """Note that the script switches its recording on or off."""
+        if not is_on:
+            self.recording_since = None
+        elif self.recording_since is None:
+            self.recording_since = len(self.recorder.events)
+
+    def wrote_recording(self) -> None:
+        """Note that the script writes its recording, which ends the rehearsal after enough steps."""
+        if self.recording_since is None:
+            return
+        self.recorded = self.recording_since, len(self.recorder.events)
+        if self.stepping() and self.is_enough():
+            self.finish()
+
+    def _is_about_to_record(self) -> bool:
+        """Return whether a script that records a later step has not written it yet."""
+        if self._awaits_recording is None:
+            self._awaits_recording = self.will_record()
+        is_early = max(self.num_steps.values()) < _MOST_STEPS_BEFORE_RECORDING
+        return self._awaits_recording and is_early and self.recorded is None
 
     def is_enough(self) -> bool:
         counts = [self.num_steps[place] for place, _ in self.stepping()]

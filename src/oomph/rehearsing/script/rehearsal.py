@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -60,10 +61,9 @@ class ScriptGpu(cuda.Gpu):
 
     instead = "the script without it"
 
-    def __init__(
-        self, gpu: PretendedGpu, recorder: ScriptRecorder, approximate: Callable[[str], None]
-    ) -> None:
-        self._gpu, self._recorder, self._approximate = gpu, recorder, approximate
+    def __init__(self, gpu: PretendedGpu, loop: Loop, approximate: Callable[[str], None]) -> None:
+        self._gpu, self._loop, self._approximate = gpu, loop, approximate
+        self._recorder = loop.recorder
         self.fields: set[str] = set()
         self.count = gpu.count
         self.is_ampere = generation_of(gpu.capability).has_bf16
@@ -89,7 +89,27 @@ class ScriptGpu(cuda.Gpu):
 
     def answers(self) -> dict[str, Any]:
         exact = {"memory_allocated": self._allocated, "max_memory_allocated": self._most_allocated}
-        return {**super().answers(), **exact}
+        return {**super().answers(), **exact, "_dump_snapshot": self._write_snapshot}
+
+    def history(self) -> dict[str, Any]:
+        legacy = "_cuda_record_memory_history_legacy"
+        return {
+            **super().history(),
+            "_cuda_record_memory_history": self._record,
+            legacy: self._record,
+            "_cuda_isHistoryEnabled": lambda: self._loop.recording_since is not None,
+        }
+
+    def _record(self, enabled: Any = None, *_: Any, **__: Any) -> None:
+        self._loop.record(is_on=bool(enabled))
+
+    def _write_snapshot(self, *_: Any, **__: Any) -> None:
+        """Note that the script writes what it recorded; no file is written."""
+        self._loop.wrote_recording()
+
+    def snapshot(self, asked: tuple[int, int, bool] | None = None) -> dict[str, Any]:
+        self._loop.wrote_recording()
+        return super().snapshot(asked)
 
     def _allocated(self, *_: Any, **__: Any) -> int:
         self._recorder.count_bytes()
@@ -112,6 +132,9 @@ class ScriptGpu(cuda.Gpu):
         allocated.current, allocated.peak = self._allocated(), self._most_allocated()
         reserved.current = reserved.peak = self._reserved()
         return statistics.nested()
+
+    def empty_cache(self) -> None:
+        self._recorder.empty_cache()
 
     def reset_peaks(self) -> None:
         self._recorder.peak_bytes = self._allocated()
@@ -243,7 +266,7 @@ def trace_of(loop: Loop, micro_batch: int) -> Trace:
     parameters = [reference() for reference in list(loop.parameters.values())]
     states = [state for _, optimizer in loop.alive() for state in optimizer.state.values()]
     of_states = [v for state in states if isinstance(state, dict) for v in state.values()]
-    return labelled(
+    trace = labelled(
         loop.recorder,
         micro_batch,
         parameters=loop.recorder.numbers_of(parameters + buffers),
@@ -253,6 +276,7 @@ def trace_of(loop: Loop, micro_batch: int) -> Trace:
         step_starts=loop.step_starts[-NUM_STEPS:] or [0],
         phase_starts=loop.phase_starts,
     )
+    return replace(trace, recorded=loop.recorded)
 
 
 # ---- the rehearsal -------------------------------------------------------------------------------
@@ -277,6 +301,8 @@ class Rehearsal:
         self._switched = Switched(overrides, loop)
         loop.on_training = self._before_training
         loop.finish = self.finish
+        if overrides.first is None:  # a plan's rehearsals of two steps are compared part by part
+            loop.will_record = self._will_record
         streams.Now.begin(partial(ranks.note_wait, recorder))
         self._asked_gpu = self._patch(gpu)
 
@@ -294,7 +320,7 @@ class Rehearsal:
             recorder, loop.parameters, on_input=batch_size.moved, resize=batch_size.made
         )
         # The GPU, files, and values that the host computes only when they are read.
-        asked_gpu = ScriptGpu(gpu, recorder, approximate)
+        asked_gpu = ScriptGpu(gpu, loop, approximate)
         asked_gpu.install()
         files.install(recorder.host, recorder.deferred)
         recorder.deferred.install(lambda it: recorder.host.of(it) == "cpu", approximate)
@@ -380,8 +406,8 @@ class Rehearsal:
         return self._touching.found(users_files(self._modules_before), self._asked_gpu.fields)
 
     def has_trained(self) -> bool:
-        """Return whether there was a backward or a step."""
-        return bool(self.loop.num_backwards or self.loop.num_steps)
+        """Return whether there was a backward or a step, or the script's own recording."""
+        return bool(self.loop.num_backwards or self.loop.num_steps or self.loop.recorded)
 
     def _untrained(self) -> UserCodeError:
         because = f"no backward and no step was seen in {self.recorder.num_ops} ops"
@@ -392,6 +418,14 @@ class Rehearsal:
         return UserCodeError(
             "the script ended and trained nothing", because=because, attempt=attempt
         )
+
+    def _will_record(self) -> bool:
+        """Return whether a file of the script says that it records its memory and writes that."""
+        for file in {*sys.argv[:1], *users_files(self._modules_before)}:
+            text = Path(file).read_text(encoding="utf-8", errors="replace")
+            if "_record_memory_history" in text and "_dump_snapshot" in text:
+                return True
+        return False
 
     def progress(self) -> str:
         """Return in words how far the script is."""
