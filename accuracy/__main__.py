@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from accuracy import perceptrons, timm_benchmark
+from accuracy import perceptrons, timm_benchmark, verified
 from accuracy.rows import ROWS, XMEM, Row, Source
 from oomph.errors import OomphError
 from oomph.predicting.overhead import Interval
@@ -209,7 +209,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m accuracy", description=__doc__)
     parser.add_argument("--readme", action="store_true", help="write the summary into README.md")
     parser.add_argument("--only", default="", help="only rows with this in their source or name")
+    parser.add_argument(
+        "--verified",
+        nargs="*",
+        metavar="FILE",
+        type=Path,
+        help="only files of oomph verify --zoo (default: those in accuracy/verified)",
+    )
     options = parser.parse_args()
+    if options.verified is not None:
+        print("\n".join(verified.report(options.verified or verified.kept_files())))
+        return
     if options.readme and options.only:
         parser.error("--readme wants all rows")
 
@@ -233,6 +243,7 @@ def main() -> None:
     print(lines)
     if options.readme:
         _write(lines)
+    print("\n".join(verified.report(verified.kept_files())))
 
 
 def _score_all(rows: Sequence[Row]) -> Iterator[Scored]:

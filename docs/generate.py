@@ -97,6 +97,19 @@ def plans() -> str:
     return as_console(f"oomph plan {example}:workload {options}", printed)
 
 
+def zoo() -> str:
+    """What `oomph verify --zoo` prints on the emulated GPU, for some models."""
+    command = "verify --zoo --only mlp,cnn,unet,gpt --emulate 4GiB"
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)  # it writes a file there
+        try:
+            printed = oomph(*command.split())
+        finally:
+            os.chdir(before)
+    return as_console(f"oomph {command}", printed)
+
+
 def cli_help() -> str:
     commands = [(), *((verb,) for verb in verbs())]
     return "\n\n".join(
@@ -174,6 +187,7 @@ GENERATED: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/cli.md": {"help": cli_help},
     "docs/reports.md": {"report": report, "causes": causes},
     "docs/live.md": {"live": live_view},
+    "docs/verifying.md": {"zoo": zoo},
 }
 
 

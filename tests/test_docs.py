@@ -84,6 +84,19 @@ def test_every_field_that_json_prints_is_documented() -> None:
             assert re.search(rf"[`\"]{field.name}[`\"]", documented), f"{record}.{field.name}"
 
 
+def test_every_field_of_a_verification_is_documented() -> None:
+    from dataclasses import fields
+
+    from oomph.records import verification as v
+    from oomph.records.alignment import Unmatched
+
+    documented = (ROOT / "docs" / "verifying.md").read_text()
+    records = (v.Verification, v.Verified, v.Site, v.Settings, v.Predicted, v.Measured, v.Sequence)
+    for record in (*records, v.FirstDifference, v.Located, Unmatched):
+        for field in fields(record):
+            assert f"`{field.name}`" in documented, f"{record}.{field.name}"
+
+
 def test_every_field_of_a_plan_is_documented() -> None:
     from dataclasses import fields
 

@@ -59,6 +59,10 @@ ROOMS: dict[str, Room] = {
     "stability": Room(
         "is training with a trick still the same training?", ("tricks", "pretending", "rehearsing")
     ),
+    "verifying": Room(
+        "a prediction beside a few real steps on the GPU here: was it right?",
+        ("predicting", "sensing", "tricks", "pretending", "sandbox", "rehearsing", "planning"),
+    ),
     "training": Room(
         "a batch -> one optimizer step, whatever fits, recovered after an OOM",
         ("predicting", "tricks", "pretending", "stability"),
@@ -84,7 +88,10 @@ PURE = {"records", "predicting", "planning", "explaining", "exporting", "showing
 WEB = {"starlette", "uvicorn", "prometheus_client"}
 HEAVY = {"torch", "pynvml", "rich", "psutil", "numpy", "argcomplete", *WEB}
 # Rooms that need torch, or what the extra `web` installs: imported inside functions only.
-NEED_MORE = {"pretending", "rehearsing", "training", "stability", "serving", "out_of_memory"}
+NEED_MORE = {
+    *("pretending", "rehearsing", "training", "stability", "verifying"),
+    *("serving", "out_of_memory"),
+}
 
 
 def part_of(module: str) -> str:
@@ -284,7 +291,7 @@ SHARED_NAMES = {
     "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check", "checkpointing",
     "compare", "gpus", "hf", "lightning", "live", "loop", "plan", "precision", "predict",
     "prediction", "ranks", "recorder", "reductions", "report", "run", "runs", "script", "serve",
-    "sharding", "tensors", "watch",
+    "sharding", "tensors", "verify", "watch",
 }  # fmt: skip
 
 

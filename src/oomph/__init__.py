@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from oomph.verbs.training import Stepper as Stepper
     from oomph.verbs.training import accelerate as accelerate
     from oomph.verbs.training import apply as apply
+    from oomph.verbs.verify import verify as verify
     from oomph.verbs.watch import runs as runs
 
     gpu_utilization = gpu_utilisation
@@ -59,6 +60,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "print_gpu_utilization": ("oomph.verbs.gpus", "print_gpu_utilisation"),
     "report": ("oomph.verbs.report", "report"),
     "runs": ("oomph.verbs.watch", "runs"),
+    "verify": ("oomph.verbs.verify", "verify"),
     "watching": ("oomph.monitoring.in_script", "watching"),
 }
 
@@ -84,6 +86,7 @@ __all__ = [
     "print_gpu_utilization",
     "report",
     "runs",
+    "verify",
     "watching",
 ]
 

@@ -238,3 +238,31 @@ def test_paths_with_blanks_colons_and_commas_are_covered(tmp_path: Path) -> None
     finally:
         os.chdir(was)
     assert list(odd.iterdir()) == []
+
+
+# Devices that many machines have, and a sandbox has not.
+NODES = ("autofs", "fuse", "kmsg", "hwrng", "net/tun")
+
+
+def opens(name: str) -> bool:
+    try:
+        os.close(os.open(f"/dev/{name}", os.O_RDONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
+def test_only_devices_that_are_asked_for_can_be_opened() -> None:
+    """As for a script that trains on a real GPU: its driver's nodes."""
+    node = next(filter(opens, NODES), None)
+    if node is None:
+        pytest.skip("no device of this machine can be opened by this user")
+
+    def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+        while read_frame(requests) is not None:
+            write_frame(answers, json.dumps([name for name in NODES if opens(name)]).encode())
+
+    with Sandbox(serve, devices=(node, "no-such-node")) as sandbox:
+        assert json.loads(sandbox.ask(b"")) == [node]
+    with Sandbox(serve) as sandbox:
+        assert json.loads(sandbox.ask(b"")) == []

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "plan": "find training settings that fit on a GPU, ranked, with what each costs",
     "predict": "predict memory and time of a training step, without a GPU",
+    "verify": "train a few steps on the GPU here, and compare with what oomph predicts",
     "check": "check whether accumulation, mixed precision and checkpointing change your training",
     "run": "run a training command on an emulated GPU",
     "watch": "show the GPUs live, or watch a command and record what its GPUs do",

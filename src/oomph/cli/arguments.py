@@ -16,6 +16,20 @@ _MOST_DIGITS = 9  # in a number of examples or GPUs
 
 def add_workload_and_gpu(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say what to train, and on which GPU."""
+    add_workload(parser)
+    gpu = parser.add_argument(
+        "--gpu", metavar="GPU", help="a GPU by name; oomph gpus --catalog lists them"
+    )
+    gpu.completer = complete_gpu  # type: ignore[attr-defined] # argcomplete's protocol
+    parser.add_argument(
+        "--gpu-memory",
+        metavar="SIZE",
+        help="its memory, e.g. 12GiB; without --gpu: any GPU of that size",
+    )
+
+
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say what to train."""
     parser.set_defaults(takes_script=True)
     parser.add_argument(
         "workload",
@@ -36,15 +50,6 @@ def add_workload_and_gpu(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="rehearse again instead of using stored results (docs/scripts.md)",
     )
-    gpu = parser.add_argument(
-        "--gpu", metavar="GPU", help="a GPU by name; oomph gpus --catalog lists them"
-    )
-    gpu.completer = complete_gpu  # type: ignore[attr-defined] # argcomplete's protocol
-    parser.add_argument(
-        "--gpu-memory",
-        metavar="SIZE",
-        help="its memory, e.g. 12GiB; without --gpu: any GPU of that size",
-    )
 
 
 def add_keeps(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +61,9 @@ def add_keeps(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def what_to_train(options: argparse.Namespace) -> str | Script:
+def what_to_train(
+    options: argparse.Namespace, *, example: str = "train.py --gpu v100-16gb -- --epochs 3"
+) -> str | Script:
     """Return the script, or the FILE:NAME of the workload. Raises UsageError."""
     from oomph.errors import UsageError
     from oomph.records.script import Script, names_workload
@@ -66,7 +73,7 @@ def what_to_train(options: argparse.Namespace) -> str | Script:
         raise UsageError(
             "nothing to train was given" if script is None else "a script and -m were both given",
             because="give one of: a script, -m MODULE, or a workload such as train.py:workload",
-            attempt=f"oomph {options.command} train.py --gpu v100-16gb -- --epochs 3",
+            attempt=f"oomph {options.command} {example}",
         )
     if script is not None and names_workload(script):
         if options.of_script:

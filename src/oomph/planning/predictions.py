@@ -126,6 +126,26 @@ def predict_workload(
 
     `measured` describes a measured step and its seconds: the predicted times are scaled to it.
     """
+    return predict_workload_by_trace(
+        workload,
+        target,
+        request,
+        expandable_segments=expandable_segments,
+        measured=measured,
+        say=say,
+    )[0]
+
+
+def predict_workload_by_trace(
+    workload: Workload | tuple[Path, str],
+    target: Target,
+    request: Request,
+    *,
+    expandable_segments: bool,
+    measured: tuple[Request, float] | None,
+    say: Say,
+) -> tuple[Prediction, Trace]:
+    """Return the prediction for a workload, and the trace that it was made from."""
     from oomph.records.generation import trace_capability
 
     capability = trace_capability(target.capability)
@@ -141,7 +161,8 @@ def predict_workload(
     variant = replace(variant, expandable_segments=expandable_segments)
     notes = [*notes, *ready.notes, *assumptions(variant, ready.model)]
     card = ready.card.among(variant)
-    return prediction.assemble(trace, variant, card, time=time, step_from=step_from, notes=notes)
+    found = prediction.assemble(trace, variant, card, time=time, step_from=step_from, notes=notes)
+    return found, trace
 
 
 def _traced(
@@ -186,6 +207,30 @@ def predict_script(
     is_fresh: bool,
 ) -> Prediction:
     """Rehearse a script with the requested batch and tricks, and predict one step."""
+    return predict_script_by_trace(
+        script,
+        target,
+        request,
+        has_own_precision=has_own_precision,
+        expandable_segments=expandable_segments,
+        say=say,
+        is_unprotected=is_unprotected,
+        is_fresh=is_fresh,
+    )[0]
+
+
+def predict_script_by_trace(
+    script: Script,
+    target: Target,
+    request: Request,
+    *,
+    has_own_precision: bool,
+    expandable_segments: bool,
+    say: Say,
+    is_unprotected: bool,
+    is_fresh: bool,
+) -> tuple[Prediction, Trace]:
+    """Return the prediction for a script, and the trace that it was made from."""
     from oomph.rehearsing.script.sandboxed import rehearser_of
 
     with rehearser_of(
@@ -212,7 +257,7 @@ def predict_script(
     found = prediction.assemble(trace, variant, card, time=time, step_from=step_from, notes=notes)
     if not seen.is_batch_known:  # steps per second do not give samples per second then
         found = replace(found, samples_per_s=None)
-    return replace(found, seen=seen)
+    return replace(found, seen=seen), trace
 
 
 def _variant(rehearser: ScriptRehearser, request: Request) -> Variant:

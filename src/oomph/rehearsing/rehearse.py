@@ -250,7 +250,7 @@ class _Rehearsal:
         self._enter("input")
         self.batch = None  # `for batch in loader` drops the old batch before the new one is copied
         dtype = torch.bfloat16 if self.variant.precision == "pure-bf16" else None
-        self.batch = _make_batch(
+        self.batch = make_batch(
             self.workload.batch,
             self.variant.micro_batch,
             dtype,
@@ -302,7 +302,7 @@ def _elements(batch: Any, num: int) -> int:
 # examples.
 
 
-def _make_batch(
+def make_batch(
     batch: Any, num_examples: int, dtype: torch.dtype | None = None, *, batch_size: int
 ) -> Any:
     """Return the batch on the pretended GPU; each of its tensors is recorded as an allocation.

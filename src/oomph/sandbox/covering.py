@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,14 +99,19 @@ class Places:
     mount_points: tuple[str, ...] = ()
     sockets: tuple[str, ...] = ()
     """Doors to programs outside, which are hidden inside."""
+    devices: tuple[str, ...] = ()
+    """Device nodes below /dev that exist inside besides the usual ones, by name."""
 
     def probed(self) -> tuple[str, ...]:
         """Return the places where a probe checks that writes do not leave the sandbox."""
         return tuple(dict.fromkeys(p for p in (self.cwd, self.home, self.temporary) if p))
 
 
-def find_places() -> Places:
-    """Return the places of this process, without writing anything."""
+def find_places(devices: Iterable[str] = ()) -> Places:
+    """Return the places of this process, without writing anything.
+
+    `devices` are names below /dev; those that do not exist are left out.
+    """
     table = read_mount_table()
     texts = [*TEMPORARY, sys.prefix, *sys.argv, *os.environ.values()]
     return Places(
@@ -118,6 +123,7 @@ def find_places() -> Places:
         named=tuple(dict.fromkeys(named_directories(texts))),
         mount_points=mount_points(table),
         sockets=tuple(socket_paths(bound_points(table))),
+        devices=tuple(name for name in devices if stat.S_ISCHR(mode_of(f"/dev/{name}"))),
     )
 
 
@@ -275,7 +281,7 @@ class Cover:
         self._num_layers = 0
         self.read_only: list[str] = []
         linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
-        _make_scratch(scratch_bytes)
+        _make_scratch(scratch_bytes, (*DEVICES, *places.devices))
 
     def directories(self, paths: Iterable[str]) -> None:
         """Cover these directories, parents first."""
@@ -355,14 +361,15 @@ class Cover:
             return
 
 
-def _make_scratch(scratch_bytes: int) -> None:
+def _make_scratch(scratch_bytes: int, devices: Sequence[str]) -> None:
     """Mount the tmpfs, keep the original tree and the devices in it, make the rest read-only."""
-    opened = {name: os.open(f"/dev/{name}", os.O_PATH) for name in (*DEVICES, "shm")}
+    opened = {name: os.open(f"/dev/{name}", os.O_PATH) for name in (*devices, "shm")}
     options = f"size={scratch_bytes},nr_inodes={MOST_FILES},mode=755"
     linux.mount("tmpfs", SCRATCH, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)
     for name in ("original", "layers", "shm", "dev", "dev/pts", "dev/shm"):
         Path(SCRATCH, name).mkdir()
-    for name in ("nothing", *DEVICES):
+    for name in ("nothing", *devices):
+        Path(SCRATCH, name).parent.mkdir(exist_ok=True)
         Path(SCRATCH, name).touch()
     for name, descriptor in opened.items():
         _bind(f"/proc/self/fd/{descriptor}", f"{SCRATCH}/{name}")
@@ -371,13 +378,14 @@ def _make_scratch(scratch_bytes: int) -> None:
     closed = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOSUID
     linux.set_mount_attributes("/", add=closed, is_recursive=True)
     linux.set_mount_attributes(SCRATCH, remove=linux.MOUNT_ATTR_RDONLY)
-    _furnish_devices()
+    _furnish_devices(devices)
 
 
-def _furnish_devices() -> None:
-    """Create the usual /dev, without disks and GPUs."""
-    for name in DEVICES:
+def _furnish_devices(devices: Iterable[str]) -> None:
+    """Create /dev with these devices: no disks, and GPUs only if they are asked for."""
+    for name in devices:
         device = Path(f"{SCRATCH}/dev/{name}")
+        device.parent.mkdir(exist_ok=True)
         device.touch()
         _bind(f"{ORIGINAL}/dev/{name}", str(device))
         linux.set_mount_attributes(str(device), remove=linux.MOUNT_ATTR_NODEV)

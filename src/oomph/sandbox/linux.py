@@ -225,7 +225,7 @@ def version() -> int:
         return 0
 
 
-def write_only_below(directories: tuple[str, ...]) -> bool:
+def write_only_below(directories: tuple[str, ...], devices: tuple[str, ...] = ()) -> bool:
     """Forbid this process, permanently, to write anywhere else. Return whether the kernel can."""
     known = version()
     if known == 0:
@@ -235,7 +235,7 @@ def write_only_below(directories: tuple[str, ...]) -> bool:
     ruleset = _create(known, rights)
     for directory in directories:
         _allow(ruleset, directory, rights)
-    for sink in filter(os.path.exists, SINKS):
+    for sink in filter(os.path.exists, (*SINKS, *devices)):
         _allow(ruleset, sink, _WRITE_FILE)
     gain_no_privileges()
     system_call(

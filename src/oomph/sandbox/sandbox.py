@@ -145,8 +145,14 @@ class Sandbox:
     """
 
     def __init__(
-        self, serve: Serve, *, scratch_bytes: int = SCRATCH_BYTES, is_unprotected: bool = False
+        self,
+        serve: Serve,
+        *,
+        scratch_bytes: int = SCRATCH_BYTES,
+        is_unprotected: bool = False,
+        devices: tuple[str, ...] = (),
     ) -> None:
+        """Start the process. `devices` are the nodes below /dev that it gets besides the usual."""
         self._is_closed = False
         self._output_before = 0  # bytes printed before the last request
         self._exit_code: int | None = None
@@ -155,12 +161,12 @@ class Sandbox:
         self.read_only: tuple[str, ...] = ()
         """Directories that the user can write to, and the script cannot."""
         try:
-            self._start_walled(serve, scratch_bytes)
+            self._start_walled(serve, scratch_bytes, devices)
         except NoSandbox as error:
             if not is_unprotected or not IS_LINUX:
                 raise
             self._is_closed = False
-            self._start_unwalled(serve, error)
+            self._start_unwalled(serve, error, devices)
 
     def ask(
         self,
@@ -211,10 +217,10 @@ class Sandbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start_walled(self, serve: Serve, scratch_bytes: int) -> None:
+    def _start_walled(self, serve: Serve, scratch_bytes: int, devices: tuple[str, ...]) -> None:
         if not IS_LINUX:
             raise refusal(f"{sys.platform} has no namespaces", None)
-        places = find_places()
+        places = find_places(devices)
         self._fork(lambda outside: inside.keep(serve, outside, places, scratch_bytes))
         with self._closed_on_failure():
             self._next_report()
@@ -227,10 +233,10 @@ class Sandbox:
         self.read_only = tuple(ready["read_only"])
         self.protection = Protection(kind="namespaces", why=NAMESPACED)
 
-    def _start_unwalled(self, serve: Serve, why: NoSandbox) -> None:
+    def _start_unwalled(self, serve: Serve, why: NoSandbox, devices: tuple[str, ...]) -> None:
         us = os.getpid()
         self._last_signal = signal.SIGTERM  # its keeper has to clean up
-        self._fork(lambda outside: unprotected.watch(serve, outside, us))
+        self._fork(lambda outside: unprotected.watch(serve, outside, us, devices))
         with self._closed_on_failure():
             has_landlock = self._next_report()["has_landlock"]
             self._talk.send(inside.GO)

@@ -140,7 +140,7 @@ class _Ended(BaseException):
     """The keeper should end, or its parent has ended."""
 
 
-def watch(serve: Serve, outside: Outside, parent: int) -> int:
+def watch(serve: Serve, outside: Outside, parent: int, devices: tuple[str, ...]) -> int:
     """Run the keeper of an unprotected server, until the server ends. Return its exit code."""
     linux.adopt_orphans()
     linux.refuse_to_be_traced()
@@ -153,7 +153,7 @@ def watch(serve: Serve, outside: Outside, parent: int) -> int:
         server = os.fork()
         if server == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            with_exit(lambda: _be_server(serve, outside, scratch, terminal))
+            with_exit(lambda: _be_server(serve, outside, scratch, terminal, devices))
         return ending(server)
     except _Ended:
         return 128 + signal.SIGTERM
@@ -192,15 +192,18 @@ def _is_child(pid: int) -> bool:
     return int(stat.rpartition(")")[2].split()[1]) == os.getpid()
 
 
-def _be_server(serve: Serve, outside: Outside, scratch: str, terminal: int) -> int:
+def _be_server(
+    serve: Serve, outside: Outside, scratch: str, terminal: int, devices: tuple[str, ...]
+) -> int:
     furnish(terminal)
     linux.die_with_parent()
     for name in CACHES:
         os.environ[name] = f"{scratch}/{name.lower()}"
     go_offline(scratch)
     writable = (scratch, "/dev/shm")  # noqa: S108 - loaders pass tensors there
-    has_landlock = linux.write_only_below(writable)
-    refuse_writes_outside(writable)
+    opened = tuple(f"/dev/{name}" for name in devices)
+    has_landlock = linux.write_only_below(writable, opened)
+    refuse_writes_outside((*writable, *opened))
     outside.report(has_landlock=has_landlock)
     outside.wait_for(GO)
     serve(outside.requests, outside.answers)

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,8 @@ from oomph.records.machine import Device
 from oomph.records.stored import SCHEMA, as_json
 from oomph.sensing.catalog import find_by_nvml_name
 from oomph.sensing.devices import read_machine
+from oomph.sensing.held import Held, held, own_pid
 from oomph.sensing.mapping import only_visible
-from oomph.sensing.ownership import pids_are_the_hosts
 from oomph.store import replace_file
 from oomph.units import MIB, format_bytes
 
@@ -129,13 +128,13 @@ def measure(gpu: Device, driver_version: str, *, with_rates: bool = True) -> Cal
     uuid = str(gpu.uuid)
     with CudaChild(uuid) as probe:
         started = _checked(probe.next())
-        before = _seen(uuid)
-        bare, at_bare = probe.next(), _seen(uuid)
-        loaded, at_loaded = probe.next(), _seen(uuid)
-        own = _own_pid(before, at_loaded, probe.pid)
+        before = held(uuid)
+        bare, at_bare = probe.next(), held(uuid)
+        loaded, at_loaded = probe.next(), held(uuid)
+        own = own_pid(before, at_loaded, probe.pid)
         has_neighbours = bool(before.others(own))
         rates = probe.next() if with_rates and not has_neighbours else {}
-    taken = [seen.held_by(own) for seen in (at_bare, at_loaded)]
+    taken = [seen.by(own) for seen in (at_bare, at_loaded)]
     measured_by: MeasuredBy = "process"
     if None in taken:
         _check_nobody_moved(uuid, gpu, before, own)
@@ -184,51 +183,10 @@ def _beside_torch(taken_bytes: int | None, stage: Mapping[str, Any], gpu: Device
     return context_bytes
 
 
-# ---- what the driver says ----
+# ---- when the driver does not say which process holds what ----
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """One GPU at one moment: memory in use, and by which process (None: unknown)."""
-
-    used_bytes: int
-    by_pid: Mapping[int, int | None] | None
-    computing: frozenset[int] = frozenset()
-
-    def others(self, own: int | None) -> frozenset[int]:
-        return self.computing - {own}
-
-    def held_by(self, pid: int | None) -> int | None:
-        return None if pid is None or self.by_pid is None else self.by_pid.get(pid)
-
-
-def _seen(uuid: str) -> _Seen:
-    machine = read_machine()
-    devices = [device for gpu in machine.gpus for device in (gpu, *gpu.slices)]
-    found = next((device for device in devices if device.uuid == uuid), None)
-    if found is None or found.used_bytes is None:
-        because = machine.problem or (found.problem if found else "it is not listed any more")
-        raise Unreadable("the memory of the GPU cannot be read", because=because)
-    if found.processes is None:
-        return _Seen(found.used_bytes, None)
-    return _Seen(
-        found.used_bytes,
-        {process.pid: process.used_bytes for process in found.processes},
-        frozenset(process.pid for process in found.processes if process.kind == "compute"),
-    )
-
-
-def _own_pid(before: _Seen, now: _Seen, child_pid: int) -> int | None:
-    """Find the child in the driver's list: by PID, or as the new entry if PIDs are the host's."""
-    if now.by_pid is None:
-        return None
-    if not pids_are_the_hosts():
-        return child_pid if child_pid in now.by_pid else None
-    new = now.by_pid.keys() - (before.by_pid or {}).keys()
-    return next(iter(new)) if len(new) == 1 else None
-
-
-def _check_nobody_moved(uuid: str, gpu: Device, before: _Seen, own: int | None) -> None:
+def _check_nobody_moved(uuid: str, gpu: Device, before: Held, own: int | None) -> None:
     """Refuse a difference that includes other processes. Call it after the child has ended."""
     attempt = "again when nobody else is on it: oomph gpus --free lists free GPUs"
     if before.others(own):
@@ -248,13 +206,13 @@ def _check_nobody_moved(uuid: str, gpu: Device, before: _Seen, own: int | None) 
         )
 
 
-def _settled(uuid: str, before: _Seen) -> _Seen:
+def _settled(uuid: str, before: Held) -> Held:
     """Return the GPU once the child's memory is free again, or after a timeout."""
     until = time.monotonic() + _SETTLES_S
-    after = _seen(uuid)
+    after = held(uuid)
     while after.used_bytes - before.used_bytes > _STILL_BYTES and time.monotonic() < until:
         time.sleep(_LOOK_EVERY_S)
-        after = _seen(uuid)
+        after = held(uuid)
     return after
 
 

@@ -16,6 +16,7 @@ from oomph.records.generation import (
     generation_of,
 )
 from oomph.records.gpu_model import Calibration, GpuModel
+from oomph.records.machine import Device, Machine
 from oomph.records.prediction import StepFrom
 from oomph.sensing.calibration import calibration_of, with_rates
 from oomph.sensing.catalog import find, find_by_nvml_name
@@ -159,17 +160,27 @@ def _emulated(memory_bytes: int | None) -> Target:
     )
 
 
+def freest(machine: Machine) -> Device | None:
+    """Return the GPU with the most free memory, or None if the memory of none is known."""
+    known = [gpu for gpu in machine.gpus if gpu.total_bytes is not None]
+    return max(known, key=lambda gpu: (gpu.total_bytes or 0) - (gpu.used_bytes or 0), default=None)
+
+
 def _gpu_here() -> Target:
     """Return the GPU of this machine with the most free memory. Raises UsageError without a GPU."""
     machine = only_visible(read_machine())
-    known = [gpu for gpu in machine.gpus if gpu.total_bytes is not None]
-    if not known:
+    device = freest(machine)
+    if device is None:
         raise UsageError(
             "no GPU is named",
             because=machine.problem or "this machine shows none",
             attempt="--gpu v100-16gb, or --gpu-memory 12GiB",
         )
-    device = max(known, key=lambda gpu: (gpu.total_bytes or 0) - (gpu.used_bytes or 0))
+    return target_of(device)
+
+
+def target_of(device: Device) -> Target:
+    """Return a GPU of this machine as what a prediction is for."""
     name = device.name or "a GPU without a name"
     model = find_by_nvml_name(name, device.total_bytes)
     taken = device.used_bytes or 0

@@ -57,7 +57,7 @@ def _run_here(
     script: Script, gpu: PretendedGpu, overrides: Overrides, limit_s: float, hand_over: HandOver
 ) -> Rehearsed:
     """Run a script in this process, which stays patched. Answers by `hand_over` or returns."""
-    _as_python_starts(script)
+    start_as_python_does(script)
     output = LastOutput(sys.stderr)
     stream: Any = output
     sys.stdout = sys.stderr = stream
@@ -70,7 +70,7 @@ def _run_here(
     gc.disable()  # on a GPU, too, frees follow reference counts; cycles would die at random times
     with rehearsal:
         try:
-            _run(script)
+            run_as_main(script)
         except SystemExit as error:
             if error.code not in (None, 0) or not rehearsal.has_trained():
                 _raise_exit(error, script, output)
@@ -86,7 +86,8 @@ def _run_here(
         return rehearsal.answer()
 
 
-def _as_python_starts(script: Script) -> None:
+def start_as_python_does(script: Script) -> None:
+    """Set up this process as `python SCRIPT ARGUMENTS` would."""
     os.chdir(script.directory)
     if script.path is not None:
         file = Path(script.path)
@@ -114,7 +115,8 @@ def _warn_as_python_does() -> None:
     warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
 
 
-def _run(script: Script) -> None:
+def run_as_main(script: Script) -> None:
+    """Run a script in this process, as Python would."""
     if script.path is not None:
         runpy.run_path(script.path, run_name="__main__")
     else:

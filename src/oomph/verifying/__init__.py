@@ -1,0 +1,1 @@
+"""Predict a few models, train them for a few steps on the GPU here, and compare."""
