@@ -115,7 +115,7 @@ def card_of(source: Source) -> Card:
         usable=usable,
         context=told,
         cudnn=of_cudnn,
-        has_fast_tf32=model.has_fast_tf32,
+        tf32=model.tf32,
     )
 
 

@@ -29,7 +29,7 @@ def card_of(size_bytes: int) -> Card:
 
 def demand(trace: Trace, *, expandable: bool) -> Demand:
     settings = AllocatorSettings(expandable_segments=expandable)
-    return demand_of(trace, settings, has_fast_tf32=False)
+    return demand_of(trace, settings)
 
 
 @pytest.mark.parametrize("expandable", [False, True])

@@ -17,6 +17,7 @@ from oomph.predicting.footprint import Work, work_of
 from oomph.predicting.overhead import NOTHING, Interval, nccl, together
 from oomph.predicting.rates import BUS
 from oomph.predicting.speed import StepTime, parts_of_work
+from oomph.records.gpu_model import Tf32
 from oomph.records.prediction import Prediction, StepFrom, Unknown, Verdict
 from oomph.records.trace import Trace
 from oomph.records.workload import Variant, num_groups
@@ -48,7 +49,7 @@ class Card:
     usable: Interval
     context: Interval
     cudnn: Interval = NOTHING  # from the first convolution on
-    has_fast_tf32: bool = False  # tensor cores are faster than fp32 units
+    tf32: Tf32 = "none"
     nccl: Interval = NOTHING  # if training on several GPUs
     is_emulated: bool = False  # without cuDNN's workspaces and unknown kernels
 
@@ -89,7 +90,7 @@ def demand_on(card: Card, trace: Trace, variant: Variant) -> Demand:
     """Return what a trace needs on a card."""
     if card.is_emulated:
         trace = replace(trace, convolutions=())
-    return demand_of(trace, settings_for(variant), has_fast_tf32=card.has_fast_tf32)
+    return demand_of(trace, settings_for(variant), card.tf32)
 
 
 def doubt_on(card: Card, op_names: Iterable[str]) -> str | None:

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oomph.pretending import ops, sparse, tensors
-from oomph.pretending.kernels import note_convolution
+from oomph.pretending.kernels import allows_tf32, note_convolution
 from oomph.pretending.ops import Behaviour, work_of
 from oomph.pretending.ranks import GATHERED
 from oomph.pretending.streams import Now
@@ -350,6 +350,7 @@ def labelled(
         ops=recorder.ops,
         convolutions=tuple(recorder.convolutions),
         measures_convolutions=torch.backends.cudnn.benchmark,
+        allows_tf32=allows_tf32(),
         micro_batch=micro_batch,
         torch_version=str(torch.__version__),  # a plain str: its own class would import torch
         compute_capability=recorder.capability,
