@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from accuracy import perceptrons, timm_benchmark, verified
+from accuracy import bars, perceptrons, timm_benchmark, verified
 from accuracy.rows import ROWS, XMEM, Row, Source
 from oomph.errors import OomphError
 from oomph.predicting.overhead import Interval
 from oomph.predicting.prediction import Card
+from oomph.predicting.residuals import Kind, Residual
 from oomph.records.prediction import Prediction
 from oomph.units import MIB
 
@@ -31,6 +32,17 @@ class Scored:
     row: Row
     prediction: Prediction | None  # None: it could not be rehearsed
     remarks: tuple[str, ...]
+    kind: Kind = "other model"
+
+    @property
+    def residual(self) -> Residual | None:
+        """Return how far the measurement lies outside what is predicted by name."""
+        measured = self.row.measured_mib
+        if measured is None or self.prediction is None:
+            return None
+        figures = bars.Measured(measured_mib=measured)
+        name = self.row.source.name
+        return bars.residual_of(self.prediction, self.kind, name, self.row.what, figures)
 
     @property
     def error_ratio(self) -> float | None:
@@ -56,19 +68,19 @@ def score(row: Row) -> Scored:
 
     remarks = [row.remark] if row.remark else []
     try:
-        prediction, limited_bytes = in_a_child(lambda: _predict(row))
+        prediction, limited_bytes, kind = in_a_child(lambda: _predict(row))
         if row.source is XMEM:
-            late, _ = in_a_child(lambda: _predict(row, zero_grad_late=True))
+            late, _, _ = in_a_child(lambda: _predict(row, zero_grad_late=True))
             remarks.append(f"{_mib(late.device_bytes)} with zero_grad after the forward pass")
     except OomphError as error:
         return Scored(row=row, prediction=None, remarks=(*remarks, str(error)))
     if prediction.fits == "no" and limited_bytes < prediction.device_bytes:
         remarks.append(f"{_mib(limited_bytes)} where the allocator meets the end of the card")
-    return Scored(row=row, prediction=prediction, remarks=tuple(remarks))
+    return Scored(row=row, prediction=prediction, remarks=tuple(remarks), kind=kind)
 
 
-def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int]:
-    """The prediction, and what NVML would show at most where the card ends."""
+def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int, Kind]:
+    """The prediction, what NVML would show at most where the card ends, and the kind of model."""
     from accuracy.workloads import variant_of, workload_of
     from oomph.predicting.demand import replay_trace
     from oomph.predicting.prediction import assemble
@@ -87,7 +99,8 @@ def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int
     limited_bytes = limited.peak_reserved_bytes + card.context.likely_bytes
     model = find_gpu(row.source.gpu).model
     time = estimate(trace.ops, model, num_micro_steps=row.accumulation)
-    return assemble(trace, variant, card, time=time), limited_bytes
+    kind = bars.kind_of_trace(trace, variant.num_gpus)
+    return assemble(trace, variant, card, time=time), limited_bytes, kind
 
 
 def card_of(source: Source) -> Card:
@@ -115,7 +128,7 @@ def card_of(source: Source) -> Card:
         usable=usable,
         context=told,
         cudnn=of_cudnn,
-        has_fast_tf32=model.has_fast_tf32,
+        tf32=model.tf32,
     )
 
 
@@ -216,12 +229,13 @@ def main() -> None:
         type=Path,
         help="only files of oomph verify --zoo (default: those in accuracy/verified)",
     )
+    parser.add_argument("--bars", action="store_true", help="write the residuals of error bars")
     options = parser.parse_args()
     if options.verified is not None:
         print("\n".join(verified.report(options.verified or verified.kept_files())))
         return
-    if options.readme and options.only:
-        parser.error("--readme wants all rows")
+    if options.only and (options.readme or options.bars):
+        parser.error("--readme and --bars want all rows")
 
     from accuracy import cnn, gpt, llm
 
@@ -235,7 +249,15 @@ def main() -> None:
     for title, source, rows in groups:
         print(f"### {title}\n\n{source.metric}; {source.gpu}; {source.reference}\n")
         print("\n".join(table(rows)) + "\n")
-    found = [*summary(groups), *llm.report(options.only)]
+    llm_scored = llm.scored(options.only)
+    found = [*summary(groups), *llm.report(llm_scored, is_whole=not options.only)]
+    outside = [residual for each in scored if (residual := each.residual)]
+    outside += [residual for each in llm_scored if (residual := each.residual)]
+    found += ["", *bars.coverage(outside)]
+    if options.bars:
+        references = {row.source.name: row.source.reference for row in published}
+        references |= {each.row.source.name: each.row.source.reference for each in llm_scored}
+        bars.write(outside, references)
     if options.only in timm_benchmark.TIMM.name:
         found += ["", f"{timm_benchmark.TIMM.name}, {timm_benchmark.TIMM.metric}:", ""]
         found += timm_benchmark.told()

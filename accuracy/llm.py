@@ -17,10 +17,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from accuracy import bars
 from accuracy.llm_rows import LLM_ROWS
 from accuracy.llm_sources import UNBUILT, LlmRow, LlmSource
 from oomph.predicting.overhead import Interval
 from oomph.predicting.prediction import Card
+from oomph.predicting.residuals import Kind, Residual
 from oomph.records.prediction import Prediction
 from oomph.units import MIB
 
@@ -35,6 +37,7 @@ class LlmScored:
     row: LlmRow
     prediction: Prediction | None  # None: only the time was asked for
     step_s: float | None
+    kind: Kind = "other model"
 
     @property
     def predicted_bytes(self) -> int:
@@ -68,6 +71,20 @@ class LlmScored:
         return least * MIB <= high and (self.row.is_upper_bound or low <= most * MIB)
 
     @property
+    def residual(self) -> Residual | None:
+        """Return how far the measurement lies outside what is predicted by name."""
+        row, whole = self.row, self.prediction
+        if row.measured_mib is None or whole is None:
+            return None
+        measured = bars.Measured(
+            measured_mib=row.measured_mib,
+            rounding_mib=row.rounding_mib,
+            shift_bytes=self.predicted_bytes - whole.device_bytes,
+            is_upper_bound=row.is_upper_bound,
+        )
+        return bars.residual_of(whole, self.kind, row.source.name, row.what, measured)
+
+    @property
     def time_ratio(self) -> float | None:
         measured = self.row.step_s
         return self.step_s / measured if self.step_s and measured else None
@@ -80,19 +97,19 @@ def score_all(rows: Sequence[LlmRow]) -> Iterator[LlmScored]:
     """Each in a child; rows with the same trace once."""
     from oomph.rehearsing.child import in_a_child
 
-    known: dict[str, tuple[Prediction | None, float | None]] = {}
+    known: dict[str, tuple[Prediction | None, float | None, Kind]] = {}
     for row in rows:
         began = time.perf_counter()
         name = f"{row.source.name} {row.same_as or row.what}"
         if name not in known:
             known[name] = in_a_child(lambda row=row: _predict(row))  # type: ignore[misc]
-        prediction, step_s = known[name]
+        prediction, step_s, kind = known[name]
         took_s = time.perf_counter() - began
         print(f"{row.source.name}: {row.what}: {took_s:.1f} s", file=sys.stderr)
-        yield LlmScored(row=row, prediction=prediction, step_s=step_s)
+        yield LlmScored(row=row, prediction=prediction, step_s=step_s, kind=kind)
 
 
-def _predict(row: LlmRow) -> tuple[Prediction | None, float | None]:
+def _predict(row: LlmRow) -> tuple[Prediction | None, float | None, Kind]:
     from oomph.predicting.overhead import context, usable_bytes
     from oomph.predicting.prediction import assemble
     from oomph.predicting.speed import estimate
@@ -105,14 +122,15 @@ def _predict(row: LlmRow) -> tuple[Prediction | None, float | None]:
     trace = rehearse(row.workload(), row.variant, model.compute_capability)
     took = estimate(trace.ops, model, num_micro_steps=row.accumulation)
     step_s = None if took is None else took.step_s
+    kind = bars.kind_of_trace(trace, max(row.num_ranks, row.variant.num_gpus))
     if row.source.kind == "time":
-        return None, step_s
+        return None, step_s, kind
     inside = context(model, row.source.torch_version) if row.source.kind == "device" else _NOTHING
     card = Card(name=row.gpu, usable=usable_bytes(model), context=inside)
     variant = row.variant
     if row.num_ranks > 1:  # for the bar: several GPUs have a wider one
         variant = replace(variant, num_gpus=row.num_ranks)
-    return assemble(trace, variant, card, time=took), step_s
+    return assemble(trace, variant, card, time=took), step_s, kind
 
 
 # ---- tables ----------------------------------------------------------------------------------
@@ -212,13 +230,16 @@ def unbuilt() -> Iterator[str]:
         yield f"| {each.source.name} | {each.num_rows} | {each.what} | {each.because} |"
 
 
-def report(only: str) -> list[str]:
+def scored(only: str) -> list[LlmScored]:
+    """Predict the rows with these words in their source or name."""
+    return list(score_all([row for row in LLM_ROWS if only in f"{row.source.name} {row.what}"]))
+
+
+def report(scored: Sequence[LlmScored], *, is_whole: bool) -> list[str]:
     """Print all tables; the lines of the summary."""
-    rows = [row for row in LLM_ROWS if only in f"{row.source.name} {row.what}"]
-    scored = list(score_all(rows))
     for title, source, group in grouped(scored):
         print(f"### {title}\n\n{source.metric}; {source.reference}\n")
         print("\n".join(table(group)) + "\n")
-    if not only:
+    if is_whole:
         print("### Not built\n\n" + "\n".join(unbuilt()) + "\n")
     return ["", *summary(scored)] if scored else []

@@ -181,10 +181,19 @@ def rooms() -> str:
     )
 
 
+def bars() -> str:
+    """How wide the error bars are, and which published runs they cover."""
+    from accuracy.bars import coverage
+    from oomph.predicting.residuals import published_residuals
+
+    return "\n".join(coverage(published_residuals()))
+
+
 GENERATED: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"plan": plans, "predict": prediction, "line": the_line, "gpus": gpus_table},
     "docs/architecture.md": {"rooms": rooms},
     "docs/cli.md": {"help": cli_help},
+    "docs/predicting.md": {"bars": bars},
     "docs/reports.md": {"report": report, "causes": causes},
     "docs/live.md": {"live": live_view},
     "docs/verifying.md": {"zoo": zoo},

@@ -14,6 +14,7 @@ from oomph.predicting.footprint import work_of
 from oomph.predicting.overhead import Interval
 from oomph.predicting.prediction import Card, assemble, assemble_demand, bus_bytes
 from oomph.predicting.replay import Replayed, with_outputs_kept
+from oomph.predicting.residuals import kind_of
 from oomph.records.trace import Trace
 from oomph.records.workload import Variant
 from oomph.units import MIB
@@ -29,7 +30,7 @@ def card_of(size_bytes: int) -> Card:
 
 def demand(trace: Trace, *, expandable: bool) -> Demand:
     settings = AllocatorSettings(expandable_segments=expandable)
-    return demand_of(trace, settings, has_fast_tf32=False)
+    return demand_of(trace, settings)
 
 
 @pytest.mark.parametrize("expandable", [False, True])
@@ -51,6 +52,7 @@ def test_a_prediction_from_what_was_kept_is_that_of_the_trace(expandable: bool) 
             ),
             variant,
             card,
+            kind=kind_of(trace.ops),
             host_bytes=trace.host_peak_bytes,
             bus_bytes=bus_bytes(work_of(trace.ops), VARIANT.accumulation),
             notes=trace.notes,
@@ -71,9 +73,15 @@ def test_far_from_the_limit_nothing_is_replayed() -> None:
         raise AssertionError(f"a replay in {limit_bytes} was asked for")
 
     roomy = card_of(4 * kept.reserved_with_outputs_bytes + 1000 * MIB)
-    assert assemble_demand(demand_from(kept, under, under), VARIANT, roomy).fits == "yes"
+    assert (
+        assemble_demand(demand_from(kept, under, under), VARIANT, roomy, kind="transformer").fits
+        == "yes"
+    )
     narrow = card_of(kept.allocated_bytes // 2)
-    assert assemble_demand(demand_from(kept, under, under), VARIANT, narrow).fits == "no"
+    assert (
+        assemble_demand(demand_from(kept, under, under), VARIANT, narrow, kind="transformer").fits
+        == "no"
+    )
 
 
 def test_more_micro_steps_carry_more_over_the_bus() -> None:

@@ -41,11 +41,12 @@ def test_places_among_the_events_move_with_them() -> None:
     convolution = Convolution(
         at_event=3,
         direction="forward",
-        kind="dense",
         dtype="float32",
-        input_bytes=1,
-        weight_bytes=1,
-        output_bytes=1,
+        input_shape=(1, 1, 3, 3),
+        weight_shape=(1, 1, 3, 3),
+        output_shape=(1, 1, 1, 1),
+        stride=(1, 1),
+        dilation=(1, 1),
     )
     trace = replace(returning({1, 2}, [1, -1, 2, -2], starts), convolutions=(convolution,))
     moved = with_outputs_kept(trace)

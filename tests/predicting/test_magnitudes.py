@@ -234,6 +234,6 @@ def test_a_small_trace_on_a_named_gpu_takes_what_its_parts_take() -> None:
     assert found.reserved_bytes == found.allocated_bytes == 2 * GIB
     assert found.device_bytes == pytest.approx(2 * GIB + 119 * MIB, rel=0.02)
     assert found.fits == "yes"
-    # The error bar: 5 % and 40 MiB above, 10 % and 40 MiB below, and the context's own.
-    assert 130 * MIB <= found.high_bytes - found.device_bytes <= 230 * MIB
-    assert 200 * MIB <= found.device_bytes - found.low_bytes <= 320 * MIB
+    # The error bar: a few percent and 40 MiB to both sides, and the context's own.
+    assert 130 * MIB <= found.high_bytes - found.device_bytes <= 270 * MIB
+    assert 100 * MIB <= found.device_bytes - found.low_bytes <= 240 * MIB

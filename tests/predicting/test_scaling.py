@@ -74,16 +74,18 @@ def convolved(micro_batch: int, at_event: int = 1) -> Trace:
     run = Convolution(
         at_event=at_event,
         direction="forward",
-        kind="dense",
         dtype="float32",
-        input_bytes=10 * micro_batch,
-        weight_bytes=7 + 3 * micro_batch,
-        output_bytes=20 * micro_batch + 1,
+        input_shape=(1, 4 * micro_batch, 9, 9),
+        weight_shape=(8 * micro_batch, 4, 3, 3),  # a filter for each example
+        output_shape=(1, 8 * micro_batch, 7, 7),
+        stride=(1, 1),
+        dilation=(1, 1),
+        groups=micro_batch,
     )
     return replace(trace, convolutions=(run,))
 
 
-def test_what_convolutions_read_and_write_is_on_a_line_too() -> None:
+def test_the_shapes_of_convolutions_are_on_a_line_too() -> None:
     assert affine(convolved(2), convolved(3)).at(64).convolutions == convolved(64).convolutions
 
 

@@ -4,47 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oomph.predicting.allocator import CachingAllocator
 from oomph.predicting.allocator_settings import AllocatorSettings
-from oomph.predicting.demand import (
-    COPIED_FOR_TENSOR_CORES,
-    NO_COPIES,
-    RULES,
-    Replays,
-    WorkspaceRule,
-    likely_rule,
-    replays_of,
-    requests,
-)
+from oomph.predicting.convolutions import NOTHING, WHAT_IS_READ, WHAT_IS_READ_AND_WRITTEN
+from oomph.predicting.demand import Replays, replays_of, requests
 from oomph.predicting.replay import replay
 from oomph.predicting.segments import SimulatedDevice
-from oomph.records.trace import Convolution, ConvolutionKind, Direction, Trace
+from oomph.records.gpu_model import Tf32
+from oomph.records.trace import Convolution, Trace
 from oomph.units import MIB
 from predicting.test_scaling import trace_of
 
-ALL_COPIED = WorkspaceRule(copied="what is read and written", kinds=("dense", "pointwise"))
 ROOMY = 2**50
 
 
-def convolution(
-    at_event: int = 1,
-    direction: Direction = "forward",
-    kind: ConvolutionKind = "dense",
-    dtype: str = "float32",
-    factor: int = 1,
-) -> Convolution:
+def convolution(at_event: int = 1, factor: int = 1, dtype: str = "float32") -> Convolution:
+    """A filter gradient that reads 20 and 40 bytes per factor, and writes 100."""
     return Convolution(
         at_event=at_event,
-        direction=direction,
-        kind=kind,
+        direction="filter gradient",
         dtype=dtype,
-        input_bytes=100 * factor,
-        weight_bytes=10 * factor,
-        output_bytes=200 * factor,
+        input_shape=(factor, 4, 5, 1),
+        weight_shape=(1, 1, 5, 5),
+        output_shape=(factor, 4, 5, 2),
+        stride=(1, 1),
+        dilation=(1, 1),
     )
 
 
@@ -57,49 +44,16 @@ def convolved(sizes: list[int], *places: int, factor: int = MIB) -> Trace:
     )
 
 
-def replays(trace: Trace, *, has_fast_tf32: bool = False) -> Replays:
-    return replays_of(trace, AllocatorSettings(), has_fast_tf32=has_fast_tf32)
-
-
-@pytest.mark.parametrize(
-    ("direction", "is_read", "is_touched"),
-    [("forward", 110, 310), ("data gradient", 210, 310), ("filter gradient", 300, 310)],
-)
-def test_a_kernel_copies_what_it_reads_or_also_what_it_writes(
-    direction: Direction, is_read: int, is_touched: int
-) -> None:
-    run = convolution(direction=direction)
-    assert COPIED_FOR_TENSOR_CORES.workspace_bytes(run) == is_read
-    assert ALL_COPIED.workspace_bytes(run) == is_touched
-    assert NO_COPIES.workspace_bytes(run) == 0
-
-
-@pytest.mark.parametrize("kind", ["pointwise", "depthwise"])
-def test_copies_for_tensor_cores_are_of_larger_filters_only(kind: ConvolutionKind) -> None:
-    assert COPIED_FOR_TENSOR_CORES.workspace_bytes(convolution(kind=kind)) == 0
-
-
-@pytest.mark.parametrize(
-    ("dtype", "has_fast_tf32", "rule"),
-    [
-        ("float32", False, NO_COPIES),
-        ("float32", True, COPIED_FOR_TENSOR_CORES),
-        ("float16", False, COPIED_FOR_TENSOR_CORES),
-        ("bfloat16", False, COPIED_FOR_TENSOR_CORES),
-    ],
-)
-def test_copies_are_likely_where_tensor_cores_pay(
-    dtype: str, has_fast_tf32: bool, rule: WorkspaceRule
-) -> None:
-    assert likely_rule([convolution(dtype=dtype)], has_fast_tf32=has_fast_tf32) is rule
+def replays(trace: Trace, tf32: Tf32 = "as fast as fp32") -> Replays:
+    return replays_of(trace, AllocatorSettings(), tf32)
 
 
 def test_a_workspace_stands_where_its_kernel_runs_and_is_given_back_at_once() -> None:
     trace = convolved([512, 0, 512], 2, factor=1)
-    asked = requests(trace, COPIED_FOR_TENSOR_CORES)
+    asked = requests(trace, WHAT_IS_READ)
     # The second tensor is empty: nothing is asked for it.
     assert list(asked.events) == [1, 4, -4, 3, -3, -1]
-    assert asked.sizes[3] == 110
+    assert asked.sizes[3] == 80 + 160 + 100
     assert asked.dispensable == {4}
     assert list(requests(trace).events) == [1, 3, -3, -1]
 
@@ -120,8 +74,8 @@ def test_without_convolutions_there_is_no_interval() -> None:
 
 def test_on_a_card_without_room_the_workspace_is_done_without() -> None:
     trace = convolved([30 * MIB, 30 * MIB], 2)
-    fast = replays(trace, has_fast_tf32=True)
-    assert fast.likely(ROOMY)[1].peak_reserved_bytes == 170 * MIB
+    fast = replays(trace, "faster than fp32")
+    assert fast.likely(ROOMY)[1].peak_reserved_bytes == 60 * MIB + 242 * MIB
     assert fast.likely(64 * MIB)[1].peak_reserved_bytes == 60 * MIB
     assert fast.all_fit(64 * MIB)
     assert not fast.any_fits(50 * MIB)
@@ -134,7 +88,7 @@ sizes = st.lists(st.integers(1, 64 * MIB), min_size=1, max_size=12)
 def test_the_interval_holds_every_rule(sizes: list[int], place: int, factor: int) -> None:
     trace = convolved(sizes, min(place, len(sizes)), factor=factor)
     least, most = replays(trace).reserved_bytes(ROOMY)
-    for rule in RULES:
+    for rule in (NOTHING, WHAT_IS_READ, WHAT_IS_READ_AND_WRITTEN):
         asked = requests(trace, rule)
         allocator = CachingAllocator(AllocatorSettings(), SimulatedDevice())
         assert least <= replay(allocator, asked.sizes, asked.events).peak_reserved_bytes <= most

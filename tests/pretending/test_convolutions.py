@@ -13,11 +13,12 @@ from oomph.records.workload import Variant, Workload
 from oomph.rehearsing.child import in_a_child
 
 
-def traced(layer: nn.Module, *, benchmark: bool = False) -> Trace:
+def traced(layer: nn.Module, *, benchmark: bool = False, tf32: bool = True) -> Trace:
     def work() -> Trace:
         from oomph.rehearsing.rehearse import prepare, rehearse
 
         torch.backends.cudnn.benchmark = benchmark
+        torch.backends.cudnn.allow_tf32 = tf32
         prepare((8, 0))
         workload = Workload(
             model=lambda: nn.Sequential(nn.Conv2d(3, 4, 1), layer),
@@ -50,11 +51,35 @@ def test_a_run_comes_when_its_result_has_its_memory(dense: Trace) -> None:
         assert "convolution" in dense.allocations[last - 1].op
 
 
-def test_channels_are_filled_up_to_what_tensor_cores_read_at_once(dense: Trace) -> None:
-    images, inner = dense.convolutions[:2]
-    assert images.input_bytes == 2 * 4 * 36 * 4  # three channels as four
-    assert (inner.input_bytes, inner.output_bytes) == (2 * 4 * 36 * 4, 2 * 8 * 16 * 4)
-    assert inner.weight_bytes == 8 * 4 * 9 * 4
+def test_a_run_has_the_shapes_of_what_it_reads_and_writes(dense: Trace) -> None:
+    _, inner = dense.convolutions[:2]
+    assert (inner.input_shape, inner.output_shape) == ((2, 4, 6, 6), (2, 8, 4, 4))
+    assert inner.weight_shape == (8, 4, 3, 3)
+    assert (inner.stride, inner.dilation, inner.groups) == ((1, 1), (1, 1), 1)
+    assert (inner.dtype, inner.is_channels_last) == ("float32", False)
+
+
+def test_strides_and_dilation_stand_for_each_edge() -> None:
+    (_, run, *_) = traced(nn.Conv2d(4, 8, 3, stride=(2, 1), dilation=2)).convolutions
+    assert (run.stride, run.dilation) == ((2, 1), (2, 2))
+
+
+def test_a_transposed_convolution_is_the_backward_of_the_one_that_it_transposes() -> None:
+    runs = traced(nn.ConvTranspose2d(4, 8, 3)).convolutions
+    ours = [run for run in runs if run.weight_shape == (4, 8, 3, 3)][:3]
+    assert [run.direction for run in ours] == ["data gradient", "forward", "filter gradient"]
+    for run in ours:  # cuDNN writes the larger images, which are the layer's outputs
+        assert (run.input_shape, run.output_shape) == ((2, 8, 8, 8), (2, 4, 6, 6))
+
+
+@pytest.mark.parametrize(
+    ("layout", "is_last"), [(torch.channels_last, True), (torch.contiguous_format, False)]
+)
+def test_filters_with_channels_last_are_enough_for_cudnn(layout: Any, is_last: bool) -> None:
+    layer: Any = nn.Conv2d(4, 8, 3)
+    layer.to(memory_format=layout)
+    (_, run, *_) = traced(layer).convolutions
+    assert run.is_channels_last is is_last
 
 
 @pytest.mark.parametrize(
@@ -69,6 +94,11 @@ def test_channels_are_filled_up_to_what_tensor_cores_read_at_once(dense: Trace) 
 )
 def test_kinds_are_told_apart(layer: Any, kind: str) -> None:
     assert traced(layer).convolutions[1].kind == kind
+
+
+def test_it_is_noted_that_tf32_is_not_allowed() -> None:
+    assert traced(nn.Conv2d(4, 8, 3)).allows_tf32
+    assert not traced(nn.Conv2d(4, 8, 3), tf32=False).allows_tf32
 
 
 def test_it_is_noted_that_cudnn_measures() -> None:

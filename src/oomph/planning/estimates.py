@@ -40,6 +40,7 @@ from oomph.predicting.prediction import (
 from oomph.predicting.rates import MatmulPrecision
 from oomph.predicting.reductions import sized_on
 from oomph.predicting.replay import Replayed, replay_requests
+from oomph.predicting.residuals import Kind
 from oomph.predicting.scaling import ordered
 from oomph.predicting.speed import StepTime
 from oomph.records.gpu_model import GpuModel
@@ -174,7 +175,11 @@ class Estimates:
             return int(combinations.reserved_bytes(variant) * self._bar_ratio_of(variant))
         limit_bytes = usable.likely_bytes - outside.likely_bytes
         reserved = combinations.reserved_bytes_within(variant, limit_bytes)
-        return unseen_bytes(reserved, variant, self.card)[1]
+        return unseen_bytes(reserved, self.kind_of(variant), self.card)
+
+    def kind_of(self, variant: Variant) -> Kind:
+        """Return which of the error bars the variant has."""
+        return "model on several GPUs" if variant.num_gpus > 1 else self.rehearsed.kind
 
     @property
     def room_bytes(self) -> int:
@@ -214,6 +219,7 @@ class Estimates:
             demand,
             variant,
             self.card.among(variant),
+            kind=self.kind_of(variant),
             host_bytes=host_bytes,
             bus_bytes=bus_bytes(work, variant.accumulation),
             time=step_time(work, variant, self._ready.model),
@@ -358,7 +364,7 @@ def _rooms(plan: Plan, estimates: Estimates, combinations: Combinations) -> tupl
     kept free.
     """
     outside = estimates.outside_of(plan.variant)
-    worst, best = room_for_figures(plan.variant, estimates.card, outside)
+    worst, best = room_for_figures(estimates.kind_of(plan.variant), estimates.card, outside)
     predicted_bytes = max(plan.prediction.reserved_bytes, 1)
     return int(worst * min(combinations.reserved_bytes(plan.variant) / predicted_bytes, 1)), best
 

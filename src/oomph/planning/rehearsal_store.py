@@ -29,6 +29,7 @@ _PLAIN = (
     "torch_version",
     "doubt",
     "has_convolutions",
+    "kind",
     "example_elements",
 )
 

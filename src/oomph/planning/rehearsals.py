@@ -16,6 +16,7 @@ from oomph.planning.choices import Choices, choices_for
 from oomph.predicting.combinations import PassSettings, Step, pass_settings_of, step_of
 from oomph.predicting.demand import UnlimitedPeaks
 from oomph.predicting.footprint import Footprint, Kernel, footprint_of
+from oomph.predicting.residuals import Kind, kind_of
 from oomph.predicting.scaling import AffineTrace, NotAffine, affine, ordered
 from oomph.records.generation import DEFAULT_BYTES_PER_S, DEFAULT_MATMUL_FLOPS
 from oomph.records.plan import PlanOptions
@@ -76,6 +77,7 @@ class Rehearsed:
     # Tricks that cannot be applied, and why.
     refused: Mapping[str, str] = field(default_factory=dict)
     has_convolutions: bool = False
+    kind: Kind = "other model"  # on one GPU
     example_elements: int | None = None  # summed over all tensors of one example
 
     @property
@@ -149,6 +151,7 @@ def first_look(rehearser: Rehearser) -> Rehearsed:
         files=rehearser.files,
         doubt=trace.doubt,
         has_convolutions=bool(trace.convolutions),
+        kind=kind_of(trace.ops),
         example_elements=trace.example_elements,
     )
 

@@ -7,12 +7,12 @@ needs no replay and not even the trace.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from heapq import merge
-from typing import Literal
 
 from oomph.predicting.allocator_settings import AllocatorSettings
+from oomph.predicting.convolutions import NOTHING, Rules, WorkspaceRule, rules_for
 from oomph.predicting.replay import (
     EMPTY_CACHE,
     Replayed,
@@ -21,82 +21,17 @@ from oomph.predicting.replay import (
     with_outputs_kept,
 )
 from oomph.predicting.timeline import by_category, by_module, find_peak, moment_of
+from oomph.records.gpu_model import Tf32
 from oomph.records.prediction import Moment
-from oomph.records.trace import Category, Convolution, ConvolutionKind, Direction, Trace
+from oomph.records.trace import Category, Trace
 
-# ---- the workspaces of cuDNN's convolutions
-# Which kernel cuDNN chooses depends on its version, the card and the shape, and cannot be derived
-# from the model. What a workspace holds is known: tensor cores read channels last, torch's tensors
-# have channels first, so cuDNN copies what a kernel reads, and sometimes what it writes, into its
-# workspace (many published profiles show its nchwToNhwc and nhwcToNchw kernels). Each rule here is
-# one such choice; together they give an interval. torch takes a workspace from its allocator for
-# one call. If there is no room, it tries the next kernel of cuDNN's list, down to those without a
-# workspace (Conv_v8.cpp, try_plans; before torch 2.1 Conv_v7.cpp, AlgoIterator::try_all). So a
-# workspace alone never causes an out-of-memory error. Winograd and FFT workspaces are not included.
-# cuDNN tries them when it benchmarks (torch.backends.cudnn.benchmark), and they can be many times
-# as large if there is room.
-
-Copied = Literal["nothing", "what is read", "what is read and written"]
-
-_ALL: tuple[Direction, ...] = ("forward", "data gradient", "filter gradient")
-_BACKWARD: tuple[Direction, ...] = ("data gradient", "filter gradient")
-_DENSE: tuple[ConvolutionKind, ...] = ("dense",)
-_PRODUCTS: tuple[ConvolutionKind, ...] = ("dense", "pointwise")
-_EVERY: tuple[ConvolutionKind, ...] = ("dense", "pointwise", "depthwise")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkspaceRule:
-    """Which tensors cuDNN copies into its workspace, and for which convolutions."""
-
-    copied: Copied
-    directions: tuple[Direction, ...] = _ALL
-    kinds: tuple[ConvolutionKind, ...] = _DENSE
-
-    def workspace_bytes(self, convolution: Convolution) -> int:
-        each = convolution
-        if each.kind not in self.kinds or each.direction not in self.directions:
-            return 0
-        if self.copied == "nothing":
-            return 0
-        tensors = {
-            "forward": (each.input_bytes, each.weight_bytes, each.output_bytes),
-            "data gradient": (each.output_bytes, each.weight_bytes, each.input_bytes),
-            "filter gradient": (each.input_bytes, each.output_bytes, each.weight_bytes),
-        }[each.direction]  # the last tensor is written
-        return sum(tensors if self.copied == "what is read and written" else tensors[:2])
-
-
-# A 1 x 1 convolution is a matrix product of the tensors as they are, and tensor cores have nothing
-# to do in a depthwise one. Copies are unlikely for both.
-NO_COPIES = WorkspaceRule(copied="nothing")
-COPIED_FOR_TENSOR_CORES = WorkspaceRule(copied="what is read")
-
-RULES: tuple[WorkspaceRule, ...] = (
-    NO_COPIES,
-    COPIED_FOR_TENSOR_CORES,
-    WorkspaceRule(copied="what is read", directions=_BACKWARD),
-    WorkspaceRule(copied="what is read and written"),
-    WorkspaceRule(copied="what is read", kinds=_PRODUCTS),
-    WorkspaceRule(copied="what is read", directions=_BACKWARD, kinds=_PRODUCTS),
-    WorkspaceRule(copied="what is read and written", kinds=_PRODUCTS),
-    WorkspaceRule(copied="what is read and written", kinds=_EVERY),
-)
-
-
-def likely_rule(convolutions: Sequence[Convolution], *, has_fast_tf32: bool) -> WorkspaceRule:
-    """Return the rule for tensor cores if they pay: in half precision, or if TF32 is fast.
-
-    On GeForce cards of compute capability 8 TF32 runs no faster than fp32 (NVIDIA's GA102 paper).
-    """
-    is_low = any(each.dtype in ("float16", "bfloat16") for each in convolutions)
-    return COPIED_FOR_TENSOR_CORES if is_low or has_fast_tf32 else NO_COPIES
+_NO_RULES = Rules(likely=(NOTHING,), possible=(NOTHING,))
 
 
 _EMPTIED = -1  # among workspaces: the cache is emptied here
 
 
-def requests(trace: Trace, rule: WorkspaceRule = NO_COPIES) -> Requests:
+def requests(trace: Trace, rule: WorkspaceRule = NOTHING) -> Requests:
     """Return a trace's requests, with the workspaces that the rule gives its convolutions."""
     # torch requests nothing for an empty tensor
     is_empty = [not allocation.size_bytes for allocation in trace.allocations]
@@ -133,15 +68,15 @@ def replay_trace(
     trace: Trace,
     settings: AllocatorSettings | None = None,
     limit_bytes: int | None = None,
-    rule: WorkspaceRule = NO_COPIES,
+    rule: WorkspaceRule = NOTHING,
 ) -> Replayed:
     """Replay a trace on a device of `limit_bytes`; None: without a limit."""
     return replay_requests(requests(trace, rule), settings or AllocatorSettings(), limit_bytes)
 
 
 # ---- what torch reserves: minimum, likely, maximum -----------------------------------------------
-# The minimum is what is allocated at the peak, as if nothing were fragmented. Workspaces change the
-# order of requests, and with it the holes in the allocator's cache.
+# Workspaces change the order of requests, and with it the holes in the allocator's cache: a larger
+# workspace can mean a smaller figure, and each rule is replayed.
 
 
 @dataclass(frozen=True)
@@ -149,8 +84,19 @@ class Replays:
     """The replays of one trace under every rule. Limits are the room for torch's allocator."""
 
     under: Callable[[WorkspaceRule, int | None], Replayed]  # limit in bytes; None: no limit
-    rules: tuple[WorkspaceRule, ...] = (NO_COPIES,)
-    likely_rule: WorkspaceRule = NO_COPIES
+    rules: Rules = _NO_RULES
+
+    @property
+    def likely_rule(self) -> WorkspaceRule:
+        """Return the likely rule with the largest figure.
+
+        The rules differ mostly by the holes that workspaces leave, and a figure that is too low
+        hurts more.
+        """
+        likely = self.rules.likely
+        if len(likely) == 1:
+            return likely[0]
+        return max(likely, key=lambda rule: self.under(rule, None).peak_reserved_bytes)
 
     def likely(self, limit_bytes: int) -> tuple[Replayed, Replayed]:
         """Replay on a card with this much room, and on one that is large enough.
@@ -164,21 +110,21 @@ class Replays:
 
     def reserved_bytes(self, limit_bytes: int) -> tuple[int, int]:
         """Return the least and the most over all rules."""
-        if len(self.rules) == 1:
+        rules = self.rules.possible
+        if len(rules) == 1:
             reserved = self.likely(limit_bytes)[1].peak_reserved_bytes
             return reserved, reserved
-        on_card = [self.under(rule, limit_bytes) for rule in self.rules]
+        on_card = [self.under(rule, limit_bytes) for rule in rules]
         found = [each.peak_reserved_bytes for each in on_card if each.ran_out_at is None]
-        unlimited = [self.under(rule, None) for rule in self.rules]
-        if len(found) < len(self.rules):
-            found += [each.peak_reserved_bytes for each in unlimited]
-        return min(*found, *(each.peak_allocated_bytes for each in unlimited)), max(found)
+        if len(found) < len(rules):
+            found += [self.under(rule, None).peak_reserved_bytes for rule in rules]
+        return min(found), max(found)
 
     def any_fits(self, limit_bytes: int) -> bool:
-        return any(self._fits(rule, limit_bytes) for rule in self.rules)
+        return any(self._fits(rule, limit_bytes) for rule in self.rules.possible)
 
     def all_fit(self, limit_bytes: int) -> bool:
-        return all(self._fits(rule, limit_bytes) for rule in self.rules)
+        return all(self._fits(rule, limit_bytes) for rule in self.rules.possible)
 
     def likely_fits(self, limit_bytes: int) -> bool:
         return self._fits(self.likely_rule, limit_bytes)
@@ -187,7 +133,7 @@ class Replays:
         return self.under(rule, limit_bytes).ran_out_at is None
 
 
-def replays_of(trace: Trace, settings: AllocatorSettings, *, has_fast_tf32: bool) -> Replays:
+def replays_of(trace: Trace, settings: AllocatorSettings, tf32: Tf32 = "none") -> Replays:
     """Return the replays of a trace, each made once and only when needed."""
 
     def taken(rule: WorkspaceRule) -> tuple[int, ...]:
@@ -199,10 +145,17 @@ def replays_of(trace: Trace, settings: AllocatorSettings, *, has_fast_tf32: bool
             return under(rule, None)  # it never reaches the limit
         return replay_trace(trace, settings, limit_bytes, rule)
 
-    likely = likely_rule(trace.convolutions, has_fast_tf32=has_fast_tf32)
+    if not trace.convolutions:
+        return Replays(under)
+    rules = rules_for(
+        trace.convolutions,
+        tf32=tf32 if trace.allows_tf32 else "none",
+        are_measured=trace.measures_convolutions,
+    )
     # Rules with the same workspaces count once: few models have every kind of convolution.
-    by_taken = {taken(rule): rule for rule in (*RULES, NO_COPIES, likely)}
-    return Replays(under, tuple(by_taken.values()), by_taken[taken(likely)])
+    by_taken = {taken(rule): rule for rule in reversed(rules.possible)}
+    likely = dict.fromkeys(by_taken[taken(rule)] for rule in rules.likely)
+    return Replays(under, Rules(tuple(likely), tuple(by_taken.values())))
 
 
 # ---- demand --------------------------------------------------------------------------------------
@@ -221,12 +174,12 @@ class Demand:
     measures_convolutions: bool = False
 
 
-def demand_of(trace: Trace, settings: AllocatorSettings, *, has_fast_tf32: bool) -> Demand:
-    replays = replays_of(trace, settings, has_fast_tf32=has_fast_tf32)
+def demand_of(trace: Trace, settings: AllocatorSettings, tf32: Tf32 = "none") -> Demand:
+    replays = replays_of(trace, settings, tf32)
     kept = with_outputs_kept(trace)
     with_outputs = replays
     if kept.events != trace.events:
-        with_outputs = replays_of(kept, settings, has_fast_tf32=has_fast_tf32)
+        with_outputs = replays_of(kept, settings, tf32)
     peak = find_peak(trace)
     return Demand(
         replays=replays,

@@ -17,24 +17,13 @@ from oomph.predicting.footprint import Work, work_of
 from oomph.predicting.overhead import NOTHING, Interval, nccl, together
 from oomph.predicting.rates import BUS
 from oomph.predicting.reductions import NONE, Multiprocessors, sized_on
+from oomph.predicting.residuals import AROUND_ANY_BYTES, Kind, kind_of, width_of
 from oomph.predicting.speed import StepTime, parts_of_work
+from oomph.records.gpu_model import Tf32
 from oomph.records.prediction import Prediction, StepFrom, Unknown, Verdict
 from oomph.records.trace import Trace
 from oomph.records.workload import Variant, num_groups
-from oomph.units import MIB
 
-# The unexplained part of the error bar, as a share of what torch reserves. One GPU: a study that
-# predicted further published transformer runs, some of them already known to it, was never more
-# than 5 % below them; encoder-decoders came out too high, and it advises 10 % there. The rows of
-# `make accuracy` need less: of 29 transformer runs on one GPU, from five sources, 28 lie within 1
-# %, 40 MiB and their rounding. A width chosen from four sources holds for the fifth except for one
-# row, which is 3.5 % above and whose lengths are not published. Several GPUs: nine rows of one
-# source need up to 5.6 %, the only other row 0.0 %. No other source would have predicted the nine,
-# so the width is fitted to them plus a margin, and was not tested blind.
-_UNSEEN_BELOW_RATIO = 0.10
-_UNSEEN_ABOVE_RATIO = 0.05
-_UNSEEN_ABOVE_RATIO_OF_SEVERAL = 0.08
-_UNSEEN_BYTES = 40 * MIB
 # The emulated GPU runs the CPU's kernels: most keep for backward what CUDA's keep (the tests
 # compare every request), and some do not. Judgement.
 _UNSEEN_RATIO_OF_EMULATED = 0.01
@@ -49,7 +38,7 @@ class Card:
     usable: Interval
     context: Interval
     cudnn: Interval = NOTHING  # from the first convolution on
-    has_fast_tf32: bool = False  # tensor cores are faster than fp32 units
+    tf32: Tf32 = "none"
     multiprocessors: Multiprocessors = NONE  # how many blocks its kernels can run at once
     nccl: Interval = NOTHING  # if training on several GPUs
     is_emulated: bool = False  # without cuDNN's workspaces and unknown kernels
@@ -78,6 +67,7 @@ def assemble(
         demand_on(card, trace, variant),
         variant,
         card,
+        kind=kind_of(trace.ops, variant.num_gpus),
         host_bytes=trace.host_peak_bytes,
         bus_bytes=bus_bytes(work_of(trace.ops), variant.accumulation),
         time=time,
@@ -92,7 +82,7 @@ def demand_on(card: Card, trace: Trace, variant: Variant) -> Demand:
     if card.is_emulated:
         trace = replace(trace, convolutions=())
     sized = sized_on(trace, card.multiprocessors)
-    return demand_of(sized, settings_for(variant), has_fast_tf32=card.has_fast_tf32)
+    return demand_of(sized, settings_for(variant), card.tf32)
 
 
 def doubt_on(card: Card, op_names: Iterable[str]) -> str | None:
@@ -107,6 +97,7 @@ def assemble_demand(
     variant: Variant,
     card: Card,
     *,
+    kind: Kind,
     host_bytes: int = 0,
     bus_bytes: int = 0,
     time: StepTime | None = None,
@@ -124,16 +115,16 @@ def assemble_demand(
         most = max(most, limit_bytes)
     with_outputs = demand.with_outputs.likely(limit_bytes)[1].peak_reserved_bytes
     of_outputs = max(with_outputs - reserved, 0)
-    below, above = unseen_bytes(reserved, variant, card)
-    verdict = _verdict(demand, card.usable, outside, above)
+    unseen = unseen_bytes(reserved, kind, card)
+    verdict = _verdict(demand, card.usable, outside, unseen)
     return Prediction(
         gpu=card.name,
         variant=variant,
         allocated_bytes=replayed.peak_allocated_bytes,
         reserved_bytes=reserved,
         device_bytes=reserved + outside.likely_bytes,
-        low_bytes=least + outside.low_bytes - below,
-        high_bytes=most + of_outputs + outside.high_bytes + above,
+        low_bytes=least + outside.low_bytes - unseen,
+        high_bytes=most + of_outputs + outside.high_bytes + unseen,
         capacity_bytes=card.usable.likely_bytes,
         fits="uncertain" if doubt and verdict == "yes" else verdict,
         num_retries=on_card.num_retries,
@@ -148,9 +139,7 @@ def assemble_demand(
         step_from=None if time is None else step_from,
         samples_per_s=None if time is None else variant.batch_size / time.step_s,
         unknowns=tuple(
-            _unknowns(
-                demand, card, (-below, above), of_outputs, (least - reserved, most - reserved)
-            )
+            _unknowns(demand, card, kind, unseen, of_outputs, (least - reserved, most - reserved))
         ),
         notes=notes,
         doubt=doubt,
@@ -158,31 +147,27 @@ def assemble_demand(
     )
 
 
-def unseen_bytes(reserved_bytes: int, variant: Variant, card: Card) -> tuple[int, int]:
-    """Return how far below and above a figure the truth may be, for unexplained reasons."""
-    below_ratio, above_ratio, both_bytes = _unseen_parts(variant, card)
-    return (
-        int(below_ratio * reserved_bytes) + both_bytes,
-        int(above_ratio * reserved_bytes) + both_bytes,
-    )
+def unseen_bytes(reserved_bytes: int, kind: Kind, card: Card) -> int:
+    """Return how far from a figure the truth may be, either way, for unexplained reasons."""
+    ratio, around_bytes = _unseen_parts(kind, card)
+    return int(ratio * reserved_bytes) + around_bytes
 
 
-def _unseen_parts(variant: Variant, card: Card) -> tuple[float, float, int]:
-    """Return the shares below and above a figure, and the bytes either way."""
+def _unseen_parts(kind: Kind, card: Card) -> tuple[float, int]:
+    """Return the share of a figure, and the bytes beside it."""
     if card.is_emulated:
-        return _UNSEEN_RATIO_OF_EMULATED, _UNSEEN_RATIO_OF_EMULATED, 0
-    above_ratio = _UNSEEN_ABOVE_RATIO if variant.num_gpus == 1 else _UNSEEN_ABOVE_RATIO_OF_SEVERAL
-    return _UNSEEN_BELOW_RATIO, above_ratio, _UNSEEN_BYTES
+        return _UNSEEN_RATIO_OF_EMULATED, 0
+    return width_of(kind).ratio, AROUND_ANY_BYTES
 
 
-def room_for_figures(variant: Variant, card: Card, outside: Interval) -> tuple[int, int]:
+def room_for_figures(kind: Kind, card: Card, outside: Interval) -> tuple[int, int]:
     """Return how large torch's predicted figure may be to fit in the worst and the best case.
 
     Model outputs that a loop keeps are not included, because they depend on the loop.
     """
-    below_ratio, above_ratio, both_bytes = _unseen_parts(variant, card)
-    worst = (card.usable.low_bytes - outside.high_bytes - both_bytes) / (1 + above_ratio)
-    best = (card.usable.high_bytes - outside.low_bytes + both_bytes) / (1 - below_ratio)
+    ratio, around_bytes = _unseen_parts(kind, card)
+    worst = (card.usable.low_bytes - outside.high_bytes - around_bytes) / (1 + ratio)
+    best = (card.usable.high_bytes - outside.low_bytes + around_bytes) / (1 - ratio)
     return max(int(worst), 0), max(int(best), 0)
 
 
@@ -210,13 +195,16 @@ def bus_bytes(work: Work, num_micro_steps: int) -> int:
 def _unknowns(
     demand: Demand,
     card: Card,
-    unseen: tuple[int, int],
+    kind: Kind,
+    unseen_bytes: int,
     outputs_bytes: int,
     workspace: tuple[int, int],
 ) -> Iterator[Unknown]:
     """Yield the parts of the error bar."""
     context, usable, convolves = card.context, card.usable, demand.has_convolutions
-    of_gpus = "what kernels and library versions take that no rule here knows"
+    of_gpus = (
+        f"what kernels and library versions take that no rule here knows ({width_of(kind).because})"
+    )
     of_emulated = "what the CPU's kernels keep for backward unlike CUDA's"
     measures = ", which cuDNN measures here (torch.backends.cudnn.benchmark)"
     keeps = (
@@ -227,7 +215,7 @@ def _unknowns(
         (
             True,
             of_emulated if card.is_emulated else of_gpus,
-            unseen,
+            (-unseen_bytes, unseen_bytes),
             "torch.cuda.max_memory_reserved() after two steps on the card",
         ),
         (

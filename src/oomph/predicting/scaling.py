@@ -17,6 +17,34 @@ class NotAffine(Exception):
     """The two traces differ in structure, or their sizes are not on a line."""
 
 
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionSlopes:
+    """How much each number of a convolution grows with an example."""
+
+    input_shape: Shape
+    weight_shape: Shape  # some filters are per example
+    output_shape: Shape
+    groups: int
+
+    def at(self, convolution: Convolution, more: int) -> Convolution:
+        """Return the convolution for so many more examples."""
+        each = convolution
+        return replace(
+            each,
+            input_shape=_further(each.input_shape, self.input_shape, more),
+            weight_shape=_further(each.weight_shape, self.weight_shape, more),
+            output_shape=_further(each.output_shape, self.output_shape, more),
+            groups=each.groups + self.groups * more,
+        )
+
+
+def _further(shape: Shape, slopes: Shape, more: int) -> Shape:
+    return tuple(number + slope * more for number, slope in zip(shape, slopes, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class AffineTrace:
     """A trace as a function of the micro-batch."""
@@ -25,8 +53,7 @@ class AffineTrace:
     slopes: Sequence[int]  # bytes per example, of each allocation
     op_slopes: Sequence[tuple[int, int]]  # flops and moved bytes per example, of each op
     host_slope: int = 0  # host bytes per example
-    # input, weight and output bytes per example, of each convolution
-    convolution_slopes: Sequence[tuple[int, int, int]] = ()
+    convolution_slopes: Sequence[ConvolutionSlopes] = ()
     # outputs, inputs and contiguous values per example, of each reduction
     reduction_slopes: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
 
@@ -54,13 +81,8 @@ class AffineTrace:
                 for op, (flops, moved) in zip(self.base.ops, self.op_slopes, strict=True)
             ],
             convolutions=tuple(
-                replace(
-                    each,
-                    input_bytes=each.input_bytes + read * more,
-                    weight_bytes=each.weight_bytes + weighed * more,
-                    output_bytes=each.output_bytes + written * more,
-                )
-                for each, (read, weighed, written) in zip(
+                slopes.at(each, more)
+                for each, slopes in zip(
                     self.base.convolutions, self.convolution_slopes, strict=True
                 )
             ),
@@ -148,14 +170,19 @@ def _op_slopes(before: Sequence[Op], after: Sequence[Op], step: int) -> list[tup
 
 def _convolution_slopes(
     before: Sequence[Convolution], after: Sequence[Convolution], step: int
-) -> list[tuple[int, int, int]]:
+) -> list[ConvolutionSlopes]:
     if [_place(each) for each in before] != [_place(each) for each in after]:
         raise NotAffine("the order of convolutions depends on the micro-batch")
+
+    def growth(smaller: Shape, larger: Shape) -> Shape:
+        return tuple((b - a) // step for a, b in zip(smaller, larger, strict=True))
+
     return [
-        (
-            (b.input_bytes - a.input_bytes) // step,
-            (b.weight_bytes - a.weight_bytes) // step,  # some filters are per example
-            (b.output_bytes - a.output_bytes) // step,
+        ConvolutionSlopes(
+            input_shape=growth(a.input_shape, b.input_shape),
+            weight_shape=growth(a.weight_shape, b.weight_shape),
+            output_shape=growth(a.output_shape, b.output_shape),
+            groups=(b.groups - a.groups) // step,
         )
         for a, b in zip(before, after, strict=True)
     ]
@@ -177,5 +204,11 @@ def _reduction_slopes(
     }
 
 
-def _place(convolution: Convolution) -> tuple[int, str, str]:
-    return convolution.at_event, convolution.direction, convolution.kind
+def _place(convolution: Convolution) -> tuple[object, ...]:
+    return (
+        convolution.at_event,
+        convolution.direction,
+        convolution.kind,
+        len(convolution.input_shape),
+        convolution.is_channels_last,
+    )

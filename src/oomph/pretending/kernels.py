@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from oomph.pretending import recurrent
+from oomph.pretending.layouts import layout_of_convolution
 from oomph.pretending.streams import Now
 from oomph.pretending.tensors import Recorder, is_pretended
-from oomph.records.trace import Convolution, ConvolutionKind, Direction
+from oomph.records.trace import Convolution, Direction
 
 # Embedding.cu: up to this many indices the kernel needs no sorting.
 _INDICES_WITHOUT_SORTING = 3072
@@ -198,49 +200,62 @@ TEMPORARIES = {
 
 # A convolution call -> its runs of cuDNN kernels, each with what it reads and writes.
 # aten::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding,
-# groups) is one run. Its backward is two runs, each once its own result is allocated: first the
-# data gradient, then the filter gradient (Convolution.cpp, convolution_backward; ConvShared.cpp,
-# cudnn_convolution_backward).
+# groups) is one run. aten::convolution_backward(gradient, input, weight, bias sizes, stride,
+# padding, dilation, transposed, output_padding, groups, mask) is two runs, each once its own result
+# is allocated: first the data gradient, then the filter gradient (Convolution.cpp,
+# convolution_backward; ConvShared.cpp, cudnn_convolution_backward).
 
-_GROUPS = {"convolution": 8, "convolution_backward": 9}  # index of this argument
-_TENSORS = {"convolution": (0, 1), "convolution_backward": (1, 2)}  # indices of input and weight
 _BACKWARD: tuple[Direction, Direction] = ("data gradient", "filter gradient")
-
-# Tensor cores read channels 16 bytes at a time (cuDNN developer guide, "Tensor Core Operations":
-# channels are padded to a multiple of 8 in half precision, of 4 in TF32).
-_READ_AT_ONCE_BYTES = 16
+_OF_TRANSPOSED: dict[Direction, Direction] = {
+    "forward": "data gradient",
+    "data gradient": "forward",
+    "filter gradient": "filter gradient",
+}
 
 
 def note_convolution(recorder: Recorder, name: str, args: Any, outputs: Any, output: Any) -> None:
     """Note the run whose result is `output`. Biases have no cuDNN run."""
     if not isinstance(output, torch.Tensor) or not is_pretended(output):
         return
-    place = next(place for place, each in enumerate(outputs) if each is output)
-    if name == "convolution_backward" and place >= len(_BACKWARD):
-        return
-    source, weight = (args[place] for place in _TENSORS[name])
-    result = outputs[0] if name == "convolution" else args[0]
+    direction: Direction = "forward"
+    if name == "convolution":
+        source, weight, result = args[0], args[1], outputs[0]
+        stride, _, dilation, is_transposed, _, groups = args[3:9]
+    else:
+        place = next(place for place, each in enumerate(outputs) if each is output)
+        if place >= len(_BACKWARD):
+            return
+        direction = _BACKWARD[place]
+        result, source, weight = args[:3]
+        stride, _, dilation, is_transposed, _, groups = args[4:10]
+    given = source
+    if is_transposed:
+        direction, source, result = _OF_TRANSPOSED[direction], result, source
+    num_edges = source.dim() - 2
     recorder.convolutions.append(
         Convolution(
             at_event=len(recorder.events),
-            direction="forward" if name == "convolution" else _BACKWARD[place],
-            kind=_kind(source, weight, args[_GROUPS[name]]),
+            direction=direction,
             dtype=str(source.dtype).removeprefix("torch."),
-            input_bytes=_padded_bytes(source),
-            weight_bytes=weight.numel() * weight.element_size(),
-            output_bytes=_padded_bytes(result),
+            input_shape=tuple(source.shape),
+            weight_shape=tuple(weight.shape),
+            output_shape=tuple(result.shape),
+            stride=_of_each_edge(stride, num_edges),
+            dilation=_of_each_edge(dilation, num_edges),
+            groups=groups,
+            is_channels_last=layout_of_convolution(given, weight) is not torch.contiguous_format,
         )
     )
 
 
-def _kind(source: Any, weight: Any, groups: int) -> ConvolutionKind:
-    if groups > 1 and groups == source.shape[1]:
-        return "depthwise"
-    return "pointwise" if all(edge == 1 for edge in weight.shape[2:]) else "dense"
+def allows_tf32() -> bool:
+    """Return whether convolutions in fp32 may use TF32."""
+    ours = getattr(torch.backends.cudnn, "conv", None)  # since torch 2.9
+    if ours is None:
+        return bool(torch.backends.cudnn.allow_tf32)
+    return bool(ours.fp32_precision == "tf32")
 
 
-def _padded_bytes(tensor: Any) -> int:
-    batch, channels = tensor.shape[:2]
-    at_once = max(_READ_AT_ONCE_BYTES // int(tensor.element_size()), 1)
-    padded = -(-channels // at_once) * at_once
-    return int(batch * padded * tensor.shape[2:].numel() * tensor.element_size())
+def _of_each_edge(numbers: Sequence[int], num_edges: int) -> tuple[int, ...]:
+    """Return a number per edge; torch's functions take one for all."""
+    return tuple(numbers) if len(numbers) == num_edges else (*numbers,) * num_edges

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from oomph.records.generation import generation_of
+
+Tf32 = Literal["none", "as fast as fp32", "faster than fp32"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
@@ -35,12 +39,16 @@ class GpuModel:
     note: str | None = None
 
     @property
-    def has_fast_tf32(self) -> bool:
+    def tf32(self) -> Tf32:
         """Return whether tensor cores in TF32 are faster than the other units in fp32.
 
         On GeForce cards they are equally fast; datasheets round the two differently.
         """
-        return (self.tf32_flops or 0) > 1.5 * (self.fp32_flops or 0)
+        if (self.tf32_flops or 0) > 1.5 * (self.fp32_flops or 0):
+            return "faster than fp32"
+        capability = self.compute_capability
+        has_it = self.tf32_flops or (capability and generation_of(capability).has_bf16)
+        return "as fast as fp32" if has_it else "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,18 +65,30 @@ class Op:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """One run of a convolution's kernel: its place among the events, and the sizes it reads.
+    """One run of a convolution's kernel: its place among the events, and what it reads and writes.
 
-    cuDNN takes its workspace after the result is allocated, and releases it before it returns.
+    Shapes and direction are as cuDNN sees them: the forward pass of a transposed convolution is the
+    data gradient of the convolution that it transposes. Shapes are examples (of a weight: output
+    channels), channels, edges. cuDNN takes its workspace after the result is allocated, and
+    releases it before it returns.
     """
 
     at_event: int  # number of events before it
     direction: Direction
-    kind: ConvolutionKind
     dtype: str  # "float16"
-    input_bytes: int  # channels padded to what tensor cores read at once
-    weight_bytes: int
-    output_bytes: int
+    input_shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    is_channels_last: bool = False
+
+    @property
+    def kind(self) -> ConvolutionKind:
+        if self.groups > 1 and self.groups == self.input_shape[1]:
+            return "depthwise"
+        return "pointwise" if all(edge == 1 for edge in self.weight_shape[2:]) else "dense"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +108,7 @@ class Trace:
     host_peak_bytes: int = 0  # peak host memory of what is offloaded
     convolutions: Sequence[Convolution] = ()
     measures_convolutions: bool = False  # torch.backends.cudnn.benchmark
+    allows_tf32: bool = True  # in convolutions, as torch does unless it is told otherwise
     # Elements per example in the batch's tensors, which grow with its length; None if not seen.
     example_elements: int | None = None
     emptied_at: Sequence[int] = ()  # torch.cuda.empty_cache(): the number of events before each
@@ -116,8 +129,9 @@ _REDUCTION_NUMBERS = (
     "num_contiguous",
 )
 _OP = ("name", "phase", "dtype", "module")
-_CONVOLUTION = ("direction", "kind", "dtype")
-_CONVOLUTION_NUMBERS = ("at_event", "input_bytes", "weight_bytes", "output_bytes")
+_CONVOLUTION = ("direction", "dtype")
+_SHAPES = ("input_shape", "weight_shape", "output_shape", "stride", "dilation")
+_CONVOLUTION_NUMBERS = ("at_event", "groups", "is_channels_last")
 
 
 def to_columns(trace: Trace) -> dict[str, Any]:
@@ -148,7 +162,11 @@ def to_columns(trace: Trace) -> dict[str, Any]:
         "convolution_numbers": [
             [getattr(each, field) for each in trace.convolutions] for field in _CONVOLUTION_NUMBERS
         ],
+        "convolution_shapes": [
+            [getattr(each, field) for each in trace.convolutions] for field in _SHAPES
+        ],
         "measures_convolutions": trace.measures_convolutions,
+        "allows_tf32": trace.allows_tf32,
         "example_elements": trace.example_elements,
         "emptied_at": list(trace.emptied_at),
         "recorded": trace.recorded,
@@ -202,15 +220,17 @@ def from_columns(columns: dict[str, Any]) -> Trace:
         doubt=columns["doubt"],
         host_peak_bytes=columns["host_peak_bytes"],
         measures_convolutions=columns["measures_convolutions"],
+        allows_tf32=columns["allows_tf32"],
         example_elements=columns["example_elements"],
         emptied_at=columns["emptied_at"],
         recorded=None if columns["recorded"] is None else tuple(columns["recorded"]),
         convolutions=tuple(
-            Convolution(**names_of, **dict(zip(_CONVOLUTION_NUMBERS, numbers, strict=True)))
-            for names_of, numbers in zip(
+            Convolution(**fields)
+            for fields in map(
+                _merged,
                 _rows(columns["convolutions"], names, _CONVOLUTION),
-                zip(*columns["convolution_numbers"], strict=True),
-                strict=True,
+                _fields(_CONVOLUTION_NUMBERS, columns["convolution_numbers"]),
+                _fields(_SHAPES, columns["convolution_shapes"]),
             )
         ),
     )
@@ -228,6 +248,20 @@ def _reduction(is_staging: int, *numbers: int) -> Reduction:
 
 def _numbers(records: Sequence[Any], field: str, number: Any) -> list[int]:
     return [number(getattr(record, field)) for record in records]
+
+
+def _fields(fields: Sequence[str], columns: list[list[Any]]) -> list[Any]:
+    return [
+        {
+            field: tuple(value) if isinstance(value, list) else value
+            for field, value in zip(fields, row, strict=True)
+        }
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def _merged(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _rows(columns: list[list[int]], names: list[str], fields: Sequence[str]) -> list[Any]:

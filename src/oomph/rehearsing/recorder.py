@@ -17,7 +17,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oomph.pretending import ops, sparse, tensors
-from oomph.pretending.kernels import CUBLAS_WORKSPACE, cublas_handle, note_convolution
+from oomph.pretending.kernels import (
+    CUBLAS_WORKSPACE,
+    allows_tf32,
+    cublas_handle,
+    note_convolution,
+)
 from oomph.pretending.ops import Behaviour, work_of
 from oomph.pretending.ranks import GATHERED
 from oomph.pretending.reductions import Taken
@@ -397,6 +402,7 @@ def labelled(
         convolutions=tuple(recorder.convolutions),
         measures_convolutions=torch.backends.cudnn.benchmark,
         emptied_at=tuple(recorder.emptied_at),
+        allows_tf32=allows_tf32(),
         micro_batch=micro_batch,
         torch_version=str(torch.__version__),  # a plain str: its own class would import torch
         compute_capability=recorder.capability,

@@ -73,7 +73,7 @@ class Target:
             else context(self.model, torch_version, measured_bytes=context_bytes),
             # The measurement ran a convolution, so it includes cuDNN's kernels.
             cudnn=NOTHING if measured or self.is_emulated else cudnn(self.model, torch_version),
-            has_fast_tf32=self.model.has_fast_tf32,
+            tf32=self.model.tf32,
             multiprocessors=NONE if self.is_emulated else self.multiprocessors,
             is_emulated=self.is_emulated,
         )
