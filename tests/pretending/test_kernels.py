@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
-from oomph.pretending.kernels import TEMPORARIES
+from oomph.pretending.kernels import TEMPORARIES, cublas_handle
+from oomph.pretending.streams import Now
 
 _BATCH, _HEADS, _ROWS = 2, 3, 100
 
@@ -41,3 +44,45 @@ def test_flash_attention_makes_dk_and_dv_per_query_head_where_keys_are_shared() 
     op = "_scaled_dot_product_flash_attention_backward"
     per_head = 2 * _BATCH * _HEADS * _ROWS * 64
     assert _taken(op, 64, torch.bfloat16, key_heads=1)[2:] == [per_head, per_head]
+
+
+def _sorted(
+    name: str, rows: int, *indices: torch.Tensor | None, accumulates: bool = True
+) -> list[int]:
+    given = torch.empty(rows, 8, device="meta")
+    values = torch.empty(*indices[0].shape, 8, device="meta")  # type: ignore[union-attr] # is one
+    return TEMPORARIES[name]((given, indices, values, accumulates))
+
+
+def _index(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize("name", ["index_put", "index_put_", "_index_put_impl_"])
+def test_adding_up_under_an_index_sorts_it(name: str) -> None:
+    # Wrapped, times the stride, then the sorted index, its order, and the numbers to sort with it.
+    # One block sorts few indices alone, and takes a single byte for that.
+    assert _sorted(name, 10_000, _index(4, 128)) == [4096, 4096, -1, 4096, 4096, 4096, 1]
+    assert _sorted(name, 10_000, _index(4, 128), accumulates=False) == []
+    assert _sorted(name, 10_000, _index(4, dtype=torch.bool)) == []
+
+
+def test_more_indices_take_copies_of_keys_and_places_in_each_pass() -> None:
+    count = 10_000
+    tiles = -(-count // 3840)
+    of_passes = [2 * 256 * 4, tiles * 256 * 4, 8 * count, 8 * count, 2 * 4]  # 14 bits are two
+    taken = _sorted("index_put_", 10_000, _index(count))[-1]
+    assert taken == sum(-(-size // 256) * 256 for size in of_passes) + 255
+    assert _sorted("index_put_", 200, _index(count))[-1] < 8 * count  # 8 bits are one
+
+
+def test_a_thread_has_a_handle_of_cublas_and_so_has_autograd() -> None:
+    seen = [cublas_handle()]
+    other = threading.Thread(target=lambda: seen.append(cublas_handle()))
+    other.start()
+    other.join()
+    leaf = torch.ones(2, requires_grad=True)
+    product = leaf * 2
+    product.register_hook(lambda _: seen.append(cublas_handle()))
+    product.sum().backward()
+    assert seen == [(name, Now.stream) for name in ("main", "others", "autograd")]

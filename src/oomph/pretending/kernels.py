@@ -20,6 +20,8 @@ from oomph.records.trace import Convolution, ConvolutionKind, Direction
 # Embedding.cu: up to this many indices the kernel needs no sorting.
 _INDICES_WITHOUT_SORTING = 3072
 
+_NOT_REDUCED = 0  # at::Reduction::None
+
 # kernel_backward.h, kOutputInRF: in half precision, heads up to the size of a query block.
 _WIDEST_HEAD_IN_REGISTERS = 128
 
@@ -97,6 +99,41 @@ def _unreduced(args: Any) -> list[int]:
     return [args[0].numel() * args[0].element_size()]
 
 
+def _before_the_mean(args: Any) -> list[int]:
+    """Return the bytes of the loss of each element (Loss.cpp, huber_loss)."""
+    return [] if len(args) > 2 and args[2] == _NOT_REDUCED else _unreduced(args)
+
+
+def _binary_cross_entropy(args: Any) -> list[int]:
+    """Return log_sigmoid and the loss of each element (Loss.cpp, ..._cross_entropy_with_logits).
+
+    With a weight for positive examples, `pos_weight - 1` and its product with the target are added.
+    """
+    pos_weight = args[3] if len(args) > 3 else None
+    each = _unreduced(args)[0]
+    is_result = len(args) > 4 and args[4] == _NOT_REDUCED
+    weights = []
+    if pos_weight is not None:
+        weights = [pos_weight.numel() * pos_weight.element_size(), each]
+    return [each, *weights, *([] if is_result else [each])]
+
+
+def _logsumexp(args: Any) -> list[int]:
+    """Return the maxima, where they are infinite, and all differences (ReduceOps.cpp)."""
+    given, dims = args[0], args[1]
+    chosen = {dim % max(given.dim(), 1) for dim in ([dims] if isinstance(dims, int) else dims)}
+    num = math.prod(size for dim, size in enumerate(given.shape) if dim not in chosen)
+    size = given.element_size()
+    return [num * size, num * size, num, -3, -2, given.numel() * size]
+
+
+def _count_nonzero(args: Any) -> list[int]:
+    """Return what is compared with 0, and its copy in 64-bit integers (count_nonzero_cuda)."""
+    given = args[0]
+    compared = [] if given.dtype == torch.bool else [given.numel()]
+    return [*compared, 8 * given.numel()]
+
+
 def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
@@ -157,6 +194,10 @@ TEMPORARIES = {
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _sorted_index),
     "_cudnn_rnn": recurrent.forward_temporaries,
     "_cudnn_rnn_backward": recurrent.backward_temporaries,
+    "binary_cross_entropy_with_logits": _binary_cross_entropy,
+    "count_nonzero": _count_nonzero,
+    "huber_loss": _before_the_mean,
+    "logsumexp": _logsumexp,
     "mse_loss": _unreduced,
     "smooth_l1_loss": _unreduced,
 }
