@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types house docs rest fix accuracy verdicts bench clean \
+.PHONY: help demo test test-slow check format lint types house docs rest fix accuracy recordings verdicts bench clean \
   web test-web
 
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
@@ -81,6 +81,9 @@ fix: $(VENV)/.installed-dev ## format, fix what ruff can fix, write the generate
 accuracy: $(VENV)/.installed-accuracy ## predictions beside published GPU measurements
 	$(BIN)/python -m accuracy
 
+recordings: $(VENV)/.installed-recordings ## strangers' recorded programs beside their rehearsal, block by block, if they are here
+	$(BIN)/python -m accuracy.recordings
+
 verdicts: $(VENV)/.installed-accuracy ## does it fit? all 417 models of timm's benchmark (40 minutes)
 	$(BIN)/python -m accuracy.timm_benchmark --all
 
@@ -112,6 +115,12 @@ $(VENV)/node: | $(VENV)/bin/python
 
 web/node_modules/.installed: web/package.json web/package-lock.json $(if $(HAS_NODE),,| $(VENV)/node)
 	$(NPM) ci --silent --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+# What the recorded programs import, in a directory of its own as well. Their numpy is the one of dev.
+$(VENV)/.installed-recordings: Makefile | $(VENV)/.installed-dev
+	$(PIP) install --no-deps --upgrade --target $(VENV)/recordings einops einx jaxtyping pandas \
+		wadler-lindig frozendict python-dateutil six tzdata
 	@touch $@
 
 # For measured models only, in a directory of their own: timm as it was when they were measured, and

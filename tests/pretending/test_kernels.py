@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
 
 import pytest
 import torch
 
-from oomph.pretending.kernels import TEMPORARIES
+from oomph.pretending.kernels import TEMPORARIES, cublas_handle
+from oomph.pretending.streams import Now
 
 _BATCH, _HEADS, _ROWS = 2, 3, 100
 
@@ -67,34 +68,51 @@ def test_indices_are_added_up_in_place_and_those_of_the_host_are_multiplied_ther
     assert num_blocks(False, True) == 1 + 2 + 3  # as recorded for inputs[arange, targets]
 
 
-@pytest.mark.parametrize("op", ["logsumexp", "binary_cross_entropy_with_logits", "huber_loss"])
-def test_losses_that_torch_composes_below_the_dispatcher_take_what_they_take_on_the_cpu(
-    op: str,
-) -> None:
-    logits = torch.rand(1024, 1024)
-    args = [logits, [1]] if op == "logsumexp" else [logits, torch.rand_like(logits)]
-    with torch.profiler.profile(profile_memory=True) as profile:
-        getattr(torch.ops.aten, op)(*args)
-    events = profile.profiler.kineto_results.experimental_event_tree()
-    large = [each for each in _allocations(events) if each >= logits.nbytes]
-    # log_sigmoid has a buffer on the CPU, which CUDA leaves empty
-    is_with_buffer = op == "binary_cross_entropy_with_logits"
-    taken = [each for each in TEMPORARIES[op](args) if each >= logits.nbytes]
-    assert len(large) - is_with_buffer == len(taken)
-
-
-def _allocations(events: Any) -> list[int]:
-    found: list[int] = []
-    for event in events:
-        if event.name == "[memory]" and event.extra_fields.alloc_size > 0:
-            found.append(event.extra_fields.alloc_size)
-        found += _allocations(event.children)
-    return found
-
-
 def test_the_unreduced_loss_is_the_result_where_nothing_is_reduced() -> None:
     logits = torch.empty(8, 8, device="meta")
     assert TEMPORARIES["huber_loss"]([logits, logits, 0, 1.0]) == []
     assert (
         len(TEMPORARIES["binary_cross_entropy_with_logits"]([logits, logits, None, None, 0])) == 1
     )
+
+
+def _sorted(
+    name: str, rows: int, *indices: torch.Tensor | None, accumulates: bool = True
+) -> list[int]:
+    given = torch.empty(rows, 8, device="meta")
+    values = torch.empty(*indices[0].shape, 8, device="meta")  # type: ignore[union-attr] # is one
+    return TEMPORARIES[name]((given, indices, values, accumulates))
+
+
+def _index(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize("name", ["index_put", "index_put_", "_index_put_impl_"])
+def test_adding_up_under_an_index_sorts_it(name: str) -> None:
+    # Wrapped, times the stride, then the sorted index, its order, and the numbers to sort with it.
+    # One block sorts few indices alone, and takes a single byte for that.
+    assert _sorted(name, 10_000, _index(4, 128)) == [4096, 4096, -1, 4096, 4096, 4096, 1]
+    assert _sorted(name, 10_000, _index(4, 128), accumulates=False) == []
+    assert _sorted(name, 10_000, _index(4, dtype=torch.bool)) == []
+
+
+def test_more_indices_take_copies_of_keys_and_places_in_each_pass() -> None:
+    count = 10_000
+    tiles = -(-count // 3840)
+    of_passes = [2 * 256 * 8, tiles * 256 * 4, 8 * count, 8 * count, 2 * 4]  # 14 bits are two
+    taken = _sorted("index_put_", 10_000, _index(count))[-1]
+    assert taken == sum(-(-size // 256) * 256 for size in of_passes) + 255
+    assert _sorted("index_put_", 200, _index(count))[-1] < 8 * count  # 8 bits are one
+
+
+def test_a_thread_has_a_handle_of_cublas_and_so_has_autograd() -> None:
+    seen = [cublas_handle()]
+    other = threading.Thread(target=lambda: seen.append(cublas_handle()))
+    other.start()
+    other.join()
+    leaf = torch.ones(2, requires_grad=True)
+    product = leaf * 2
+    product.register_hook(lambda _: seen.append(cublas_handle()))
+    product.sum().backward()
+    assert seen == [(name, Now.stream) for name in ("main", "others", "autograd")]

@@ -98,7 +98,7 @@ def _block(each: Reduction) -> tuple[int, int, int]:
         if wide > _LONG and each.num_contiguous == each.num_inputs:
             wide //= _VECTOR
     else:
-        vector = math.gcd(each.num_contiguous, _VECTOR)
+        vector = math.gcd(each.num_contiguous, _VECTOR) if each.num_contiguous else 1
         wide, high = each.num_outputs // vector, each.num_inputs
     most = _MOST_THREADS // vector
     wide, high = _power_within(wide, most), _power_within(high, most)

@@ -22,10 +22,11 @@ from oomph.records.trace import Convolution, Direction
 # Embedding.cu: up to this many indices the kernel needs no sorting.
 _INDICES_WITHOUT_SORTING = 3072
 
+NOT_REDUCED = 0  # at::Reduction::None
+
 # kernel_backward.h, kOutputInRF: in half precision, heads up to the size of a query block.
 _WIDEST_HEAD_IN_REGISTERS = 128
 
-NOT_REDUCED = 0  # at::Reduction::None
 
 CUBLAS_WORKSPACE = "cublas workspace"  # the op of its allocations
 GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "addmv", "mv"})
@@ -101,26 +102,39 @@ def _unreduced(args: Any) -> list[int]:
     return [args[0].numel() * args[0].element_size()]
 
 
-def _logsumexp(args: Any) -> list[int]:
-    """Return the maxima, what masks infinite ones, and the exponentials (ReduceOps.cpp)."""
-    given, dims = args[0], args[1]
-    reduced = math.prod(given.shape[dim] for dim in ([dims] if isinstance(dims, int) else dims))
-    outputs = given.numel() // max(reduced, 1)
-    size = given.element_size()
-    return [outputs * size, outputs * size, outputs, -2, -3, given.numel() * size]
-
-
-def _cross_entropy_with_logits(args: Any) -> list[int]:
-    """Return log_sigmoid(input), the weights of positives, and the unreduced loss (Loss.cpp)."""
-    given, has_weights = args[0], len(args) > 3 and args[3] is not None
-    whole = given.numel() * given.element_size()
-    is_reduced = len(args) < 5 or args[4] != NOT_REDUCED
-    return [whole] * (1 + has_weights + is_reduced)
-
-
-def _huber(args: Any) -> list[int]:
-    """Return the unreduced loss (Loss.cpp, huber_loss)."""
+def _before_the_mean(args: Any) -> list[int]:
+    """Return the bytes of the loss of each element (Loss.cpp, huber_loss)."""
     return [] if len(args) > 2 and args[2] == NOT_REDUCED else _unreduced(args)
+
+
+def _binary_cross_entropy(args: Any) -> list[int]:
+    """Return log_sigmoid and the loss of each element (Loss.cpp, ..._cross_entropy_with_logits).
+
+    With a weight for positive examples, `pos_weight - 1` and its product with the target are added.
+    """
+    pos_weight = args[3] if len(args) > 3 else None
+    each = _unreduced(args)[0]
+    is_result = len(args) > 4 and args[4] == NOT_REDUCED
+    weights = []
+    if pos_weight is not None:
+        weights = [pos_weight.numel() * pos_weight.element_size(), each]
+    return [each, *weights, *([] if is_result else [each])]
+
+
+def _logsumexp(args: Any) -> list[int]:
+    """Return the maxima, where they are infinite, and all differences (ReduceOps.cpp)."""
+    given, dims = args[0], args[1]
+    chosen = {dim % max(given.dim(), 1) for dim in ([dims] if isinstance(dims, int) else dims)}
+    num = math.prod(size for dim, size in enumerate(given.shape) if dim not in chosen)
+    size = given.element_size()
+    return [num * size, num * size, num, -3, -2, given.numel() * size]
+
+
+def _count_nonzero(args: Any) -> list[int]:
+    """Return what is compared with 0, and its copy in 64-bit integers (count_nonzero_cuda)."""
+    given = args[0]
+    compared = [] if given.dtype == torch.bool else [given.numel()]
+    return [*compared, 8 * given.numel()]
 
 
 def _up(number: int, multiple: int) -> int:
@@ -190,11 +204,12 @@ TEMPORARIES = {
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _sorted_index),
     "_cudnn_rnn": recurrent.forward_temporaries,
     "_cudnn_rnn_backward": recurrent.backward_temporaries,
+    "binary_cross_entropy_with_logits": _binary_cross_entropy,
+    "count_nonzero": _count_nonzero,
+    "huber_loss": _before_the_mean,
+    "logsumexp": _logsumexp,
     "mse_loss": _unreduced,
     "smooth_l1_loss": _unreduced,
-    "huber_loss": _huber,
-    "binary_cross_entropy_with_logits": _cross_entropy_with_logits,
-    "logsumexp": _logsumexp,
 }
 
 

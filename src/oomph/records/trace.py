@@ -28,7 +28,7 @@ class Reduction:
     element_bytes: int  # of an input
     value_bytes: int  # of what is added up
     is_along_inputs: bool  # neighbouring threads read values of one output, not of several
-    num_contiguous: int  # how many values lie side by side, as far as alignment goes
+    num_contiguous: int  # how many values lie side by side, as far as alignment goes; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +222,7 @@ def from_columns(columns: dict[str, Any]) -> Trace:
         measures_convolutions=columns["measures_convolutions"],
         allows_tf32=columns["allows_tf32"],
         example_elements=columns["example_elements"],
-        emptied_at=columns["emptied_at"],
+        emptied_at=tuple(columns["emptied_at"]),
         recorded=None if columns["recorded"] is None else tuple(columns["recorded"]),
         convolutions=tuple(
             Convolution(**fields)

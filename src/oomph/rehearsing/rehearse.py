@@ -135,6 +135,7 @@ class _Rehearsal:
         self.workload, self.variant, self.recorder = workload, variant, recorder
         self.is_step_alone = is_step_alone
         self.gradients: set[int] = set()
+        self.states: set[int] = set()  # some optimizers make new ones in every step
         self.outputs: set[int] = set()  # if it is unknown whether the loop keeps them
         self.kept_outputs: Any = None
         self.loss: Any = None
@@ -171,12 +172,13 @@ class _Rehearsal:
                 step_starts.append(len(recorder.events))
                 recorder.computes = step == _NUM_STEPS - 1
                 self._step()
+                self._note_states()
         trace = labelled(
             recorder,
             variant.micro_batch,
             parameters=range(num_parameters),
             gradients=self.gradients,
-            states=self._states(),
+            states=self.states,
             outputs=self.outputs,
             step_starts=step_starts,
             phase_starts=self.phase_starts,
@@ -212,10 +214,10 @@ class _Rehearsal:
         if self.workload.keeps is None:
             self.outputs |= self._numbers(tensors_of(returned))
 
-    def _states(self) -> set[int]:
-        """Return the optimizer state's allocations. Those made in backward look like gradients."""
+    def _note_states(self) -> None:
+        """Note the optimizer state's allocations. Those made in backward look like gradients."""
         values = (v for state in self.optimizer.state.values() for v in state.values())
-        return self._numbers(v for v in values if isinstance(v, torch.Tensor))
+        self.states |= self._numbers(v for v in values if isinstance(v, torch.Tensor))
 
     def _step(self) -> None:
         self._enter("zero_grad")

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomph.rehearsing.script.deferred import Draws, generator_at, words_of
+from oomph.rehearsing.script.deferred import CUT, Draws, generator_at, words_of
 from rehearsing.script.rehearsed import rehearsed
 
 TRAINING = """
@@ -109,6 +109,15 @@ def test_every_value_is_what_it_would_have_been(tmp_path: Path) -> None:
     true = json.loads((tmp_path / "true.json").read_text())
     found = json.loads((tmp_path / "found.json").read_text())
     assert [name for name in true if found[name] != true[name]] == []
+
+
+def test_many_truncated_values_are_not_drawn_and_that_is_said(tmp_path: Path) -> None:
+    """Beyond a limit: drawing again until all fit takes minutes for billions of values."""
+    cut = "nn.init.trunc_normal_(torch.empty(8000, 8000), std=1.0, a=-1, b=1)"
+    lines = ["import torch", "from torch import nn", f"first, cut = {cut}, {cut}"]
+    read = "assert cut.abs().max() <= 1 and 0.2 < cut.std() < 0.8"
+    _, seen = rehearsed(tmp_path, "\n".join([*lines, read, TRAINING]))
+    assert CUT in seen.approximations
 
 
 def test_a_model_of_seventy_billions_is_built_on_the_host(tmp_path: Path) -> None:

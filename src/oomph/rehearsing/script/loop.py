@@ -150,6 +150,7 @@ class Loop:
         self.step_starts: list[int] = []
         self.first_input = 0  # the event at which the first training batch may begin
         self.gradients: set[int] = set()
+        self.states: set[int] = set()  # of optimizers; some make new ones in every step
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []  # in the order of creation
         self.num_steps: Counter[int] = Counter()  # per optimizer, by its index in the list
         self.has_stepped_since: set[int] = set()
@@ -360,6 +361,7 @@ class Loop:
         """Note that an optimizer stepped, and whether that ends the step or the rehearsal."""
         self.is_stepping, self.num_closures = False, 0
         self.add_optimizer(optimizer)
+        self.states |= self.recorder.numbers_of(states_of(optimizer))
         place = next(place for place, one in self.alive() if one is optimizer)
         self.num_steps[place] += 1
         self.rounds_of_step[-1] += self.num_backwards > self._num_backwards_before
@@ -413,6 +415,12 @@ class Loop:
         counts = [self.num_steps[place] for place, _ in self.stepping()]
         least, most = min(counts), max(counts)
         return least >= NUM_STEPS or most >= (_ENOUGH_STEPS if least else _MOST_STEPS)
+
+
+def states_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return the values of an optimizer's state."""
+    states = [state for state in optimizer.state.values() if isinstance(state, dict)]
+    return [value for state in states for value in state.values()]
 
 
 def _of(optimizer: torch.optim.Optimizer) -> list[Any]:

@@ -29,7 +29,7 @@ from oomph.rehearsing.script.answers import Rehearsed, mark_repeatable
 from oomph.rehearsing.script.files import Touching
 from oomph.rehearsing.script.hooks import Memo
 from oomph.rehearsing.script.loaders import RESIZED, BatchSize, Loaders, with_batch
-from oomph.rehearsing.script.loop import MOST_CLOSURES, NUM_STEPS, Loop
+from oomph.rehearsing.script.loop import MOST_CLOSURES, NUM_STEPS, Loop, states_of
 from oomph.rehearsing.script.recorder import ScriptRecorder
 from oomph.rehearsing.script.switches import Switched
 from oomph.rehearsing.self_test import prepare_and_test
@@ -264,14 +264,13 @@ def trace_of(loop: Loop, micro_batch: int) -> Trace:
     """Return the labelled recording. If there are more than two steps, it marks the last two."""
     buffers = [buffer for module in loop.roots.values() for buffer in module.buffers()]
     parameters = [reference() for reference in list(loop.parameters.values())]
-    states = [state for _, optimizer in loop.alive() for state in optimizer.state.values()]
-    of_states = [v for state in states if isinstance(state, dict) for v in state.values()]
+    of_states = [value for _, optimizer in loop.alive() for value in states_of(optimizer)]
     trace = labelled(
         loop.recorder,
         micro_batch,
         parameters=loop.recorder.numbers_of(parameters + buffers),
         gradients=loop.gradients,
-        states=loop.recorder.numbers_of(of_states),
+        states=loop.states | loop.recorder.numbers_of(of_states),
         outputs=set(),  # the loop saw what the script keeps of them
         step_starts=loop.step_starts[-NUM_STEPS:] or [0],
         phase_starts=loop.phase_starts,
