@@ -15,7 +15,7 @@ from oomph.predicting.allocator_settings import settings_for
 from oomph.predicting.demand import Demand, demand_of
 from oomph.predicting.footprint import Work, work_of
 from oomph.predicting.overhead import NOTHING, Interval, nccl, together
-from oomph.predicting.rates import BUS
+from oomph.predicting.pricing import BUS
 from oomph.predicting.speed import StepTime, parts_of_work
 from oomph.records.prediction import Prediction, StepFrom, Unknown, Verdict
 from oomph.records.trace import Trace
