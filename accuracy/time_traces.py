@@ -18,7 +18,7 @@ from typing import Any
 from accuracy.time_rows import TimeRow
 from oomph.errors import OomphError
 from oomph.records.gpu_model import GpuModel
-from oomph.records.trace import Op
+from oomph.records.trace import Op, Product
 from oomph.store import Store
 
 _STORE = Store("time-rows", most_entries=4000)
@@ -38,7 +38,12 @@ def ops_of(row: TimeRow, model: GpuModel) -> Sequence[Op] | str:
         return "its rehearsal could not be stored"
     if isinstance(stored, str):
         return stored
-    return [Op(**dict(zip(_FIELDS, values, strict=True))) for values in stored]
+    return [_op_from(dict(zip(_FIELDS, values, strict=True))) for values in stored]
+
+
+def _op_from(columns: dict[str, Any]) -> Op:
+    product = columns.pop("product")
+    return Op(**columns, product=None if product is None else Product(*product))
 
 
 def rehearse_missing(rows: Sequence[tuple[TimeRow, GpuModel]]) -> None:

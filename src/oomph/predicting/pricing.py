@@ -95,8 +95,9 @@ def kind_of(name: str) -> Kind:
 # BabelStream's copy, mul, add and triad reach 0.79 to 0.91 on seven GPUs.
 _PLAIN = 0.86
 # Kernels that read their tensors more than once, or not in order. Of the same bytes, from
-# measurements of torch's own kernels (linkedin/Liger-Kernel, all_benchmark_data.csv): layer norm on an H100 (4096 rows of 4096 to 16384), softmax on an RTX 3090 (its backward also
-# multiplies into a temporary), cross-entropy on an A100 (16384 rows of 32768 and more).
+# measurements of torch's own kernels (linkedin/Liger-Kernel, all_benchmark_data.csv): layer norm on
+# an H100 (4096 rows of 4096 to 16384), softmax on an RTX 3090 (its backward also multiplies into a
+# temporary), cross-entropy on an A100 (16384 rows of 32768 and more).
 # Batch norm reads its input again after it has the mean; backward reads both again: 3 and 5 passes
 # for the 2 and 3 counted, at the bandwidth of a copy.
 _SHARES: Mapping[str, float] = {
@@ -117,13 +118,17 @@ _SHARES: Mapping[str, float] = {
     "_batch_norm_with_update": _PLAIN * 2 / 3,
     "batch_norm_backward": _PLAIN * 3 / 5,
 }
-# An SM handles so many elements a second, of any size: what loads and stores are under way hides
-# the memory's latency, so that memory which is fast for its SMs is not reached with small elements.
-_ELEMENTS_PER_S, _STRIDED_ELEMENTS_PER_S = 7e9, 4.5e9
+# A thread of an elementwise kernel has 4 elements (torch's thread_work_size, CUDALoops.cuh), of any
+# size, and an SM holds so many threads. This long a block stays on its SM: it waits for its loads,
+# then for its stores. Memory that is fast for its SMs is not reached with small elements. Judgement,
+# between one and two times the latency of a loaded memory.
+_ELEMENTS_PER_THREAD = 4
+_BLOCK_S, _STRIDED_BLOCK_S = 1.5e-6, 2.4e-6
 _IN_CHUNKS = ("_foreach", "_fused")  # kernels that load several elements at once
 # cuDNN's tensor-core kernels want channels last. Other tensors are transposed before, and results
-# after (nchwToNhwcKernel and nhwcToNchwKernel in profiles): read and written once more each.
-_TRANSPOSING = 3.0
+# after (nchwToNhwcKernel and nhwcToNchwKernel in profiles): read and written once more each. In TF32
+# some kernels take both layouts (nhwckrsc_nchw in their names): about half of that. Judgement.
+_TRANSPOSING, _TRANSPOSING_SOME = 3.0, 2.0
 # What a kernel takes besides: its launch on the GPU, and the time until its first blocks have data.
 # Kernels of a few elements take 2 us in a profile of a V100 (pytorch/kineto's ResNet-50).
 KERNEL_S = 2e-6
@@ -151,7 +156,7 @@ _LONGEST_S = 1e30  # of a tile that a unit does not have
 _CONVOLUTION = 0.80
 # Winograd's 2 x 2 transform of a 3 x 3 window multiplies 2.25 times less; what it saves after its
 # transforms. cuDNN has it without tensor cores. Judgement between 1.3 and 2.25.
-_WINOGRAD = 1.6
+_WINOGRAD = 2.0
 _WINOGRAD_CHANNELS = 32  # from here on; judgement
 # With so few channels per group, tensor cores compute mostly padding, and cuDNN uses other kernels.
 _FEW_CHANNELS = 16
@@ -189,17 +194,20 @@ _COLLECTIVE_S = 30e-6
 _HOST_S: Mapping[Phase, float] = {
     "build": 10e-6,
     "input": 10e-6,
-    "forward": 18e-6,
-    "backward": 13e-6,
+    "forward": 25e-6,
+    "backward": 30e-6,
     "clip": 10e-6,
     "step": 8e-6,
-    "zero_grad": 5e-6,
+    "zero_grad": 8e-6,
 }
-_VIEW_S = 4e-6  # a view: no kernel, and no memory
+_VIEW_S = 3e-6  # a view: no kernel, and no memory
 _MORE_HOST_S: Mapping[str, float] = {
-    "convolution": 15e-6,
-    "native_batch_norm": 15e-6,
-    "cudnn_batch_norm": 15e-6,
+    "convolution": 20e-6,
+    "convolution_backward": 10e-6,
+    "native_batch_norm": 20e-6,
+    "native_batch_norm_backward": 10e-6,
+    "cudnn_batch_norm": 20e-6,
+    "cudnn_batch_norm_backward": 10e-6,
 }
 
 
@@ -316,8 +324,9 @@ class Prices:
         num_sms = self._rates.num_sms
         if not num_sms or kind_of(name) != "other" or name.startswith(_IN_CHUNKS):
             return byte_s
-        per_sm = _STRIDED_ELEMENTS_PER_S if is_strided else _ELEMENTS_PER_S
-        return max(byte_s, 1 / (_element_bytes(dtype) * num_sms * per_sm))
+        block_s = _STRIDED_BLOCK_S if is_strided else _BLOCK_S
+        under_way = num_sms * self._rates.threads_per_sm * _ELEMENTS_PER_THREAD
+        return max(byte_s, block_s / (_element_bytes(dtype) * under_way))
 
     def _off_the_gpu(self, lane: Lane) -> _Unit | None:
         if lane.role == "wait":
@@ -378,10 +387,10 @@ class _Arithmetic:
                 trait = None  # nothing of it is cut into tiles
             elif trait.is_grouped and trait.channels < _FEW_CHANNELS:
                 rate, on_tensor_cores = self._vector, False
+            elif _is_for_winograd(trait) and self._vector and self._is_faster_by_winograd():
+                rate, of_best, on_tensor_cores = self._vector, _WINOGRAD * _CONVOLUTION, False
             elif on_tensor_cores and not trait.is_channels_last:
-                byte_s *= _TRANSPOSING
-            elif not on_tensor_cores and _is_for_winograd(trait):
-                of_best = _WINOGRAD * _CONVOLUTION
+                byte_s *= _TRANSPOSING if _element_bytes(self._dtype) < 4 else _TRANSPOSING_SOME
         if not on_tensor_cores:
             rate = self._vector
         if rate is None:
@@ -396,6 +405,10 @@ class _Arithmetic:
             operand_bytes=_element_bytes(self._dtype),
             rate=rate,
         )
+
+    def _is_faster_by_winograd(self) -> bool:
+        """Return whether vector units with fewer products beat tensor cores, if there are any."""
+        return self._dtype == "float32" and (self._vector or 0) * _WINOGRAD > (self._tensor or 0)
 
     def attention(self, plain: _Unit, trait: Trait | None) -> _Unit | None:
         """Return the price of fused attention, by the size of its heads."""
@@ -435,7 +448,7 @@ def _is_for_winograd(trait: Trait) -> bool:
 def _element_bytes(dtype: str) -> int:
     if dtype.startswith("float8"):
         return 1
-    return {"bfloat16": 2, "float16": 2, "float64": 8, "int64": 8, "bool": 1}.get(dtype, 4)
+    return {"bfloat16": 2, "float16": 2, "float64": 8, "int64": 8}.get(dtype, 4)
 
 
 # ---- kernels of a step ---------------------------------------------------------------------------

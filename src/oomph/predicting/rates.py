@@ -255,6 +255,11 @@ class Rates:
         return self._model.num_sms
 
     @property
+    def threads_per_sm(self) -> int:
+        """Return how many threads an SM holds; the usual number if the generation is unknown."""
+        return 2048 if self._generation is None else self._generation.threads_per_sm
+
+    @property
     def capability(self) -> tuple[int, int]:
         """Return the compute capability; (0, 0) if unknown."""
         return self._model.compute_capability or (0, 0)

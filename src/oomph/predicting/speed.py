@@ -334,10 +334,13 @@ def estimate(
     matmul_precision: MatmulPrecision = "fp32",
     num_gpus: int = 1,
     num_micro_steps: int | None = None,
+    best: Pace | None = None,
+    worst: Pace | None = None,
 ) -> StepTime | None:
     """Return the time of a step with these ops; None if a needed rate is unknown.
 
-    If the ops are those of two micro-steps, `num_micro_steps` may be larger.
+    If the ops are those of two micro-steps, `num_micro_steps` may be larger. `best` and `worst`
+    are the ends of the range, for whoever derives them.
     """
     work = ops if isinstance(ops, Work) else work_of(ops)
     rates = Rates(model, matmul_precision, link_between(model, num_gpus))
@@ -354,8 +357,8 @@ def estimate(
         gpu_busy_s=sum(busy_s.values()) - clocks.link.waited_s,
         host_s=float((priced.host_s * step.counts).sum()),
         bound_by=_bound_by(busy_s, clocks),
-        low_s=step.simulate(BEST).gpu,
-        high_s=step.simulate(WORST).gpu,
+        low_s=step.simulate(best or BEST).gpu,
+        high_s=step.simulate(worst or WORST).gpu,
         waited_s=clocks.link.waited_s,
     )
 
