@@ -2,8 +2,9 @@
 
 Kernels and the host have a factor each at both ends. They are quantiles of measured / predicted:
 of the kernels where the host has little to do, of the host where the GPU waits for it. Every source
-weighs the same, however many rows it has. Held-out sources take no part. The last columns leave one
-source out, and count how many of its rows lie in the range of the others.
+weighs the same, however many rows it has. Held-out sources take no part. Sources differ more than
+the rows of one: the quantiles are raised to the power at which sources that were left out are
+covered as well, on average.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from oomph.records.gpu_model import GpuModel
 from oomph.verbs.gpus import find_gpu
 
 _TAIL = 0.05  # outside of the range, at each end
+_POWERS = (1.0, 1.25, 1.5, 1.75, 2.0)
 # The host decides nothing below the first share of the GPU's time, and all above the second.
 _LITTLE, _MUCH = 0.5, 1.0
 
@@ -62,8 +64,13 @@ def _case(row: TimeRow) -> Case | None:
 def _estimated(
     row: TimeRow, model: GpuModel, work: Work, best: Pace = BEST, worst: Pace = WORST
 ) -> StepTime | None:
-    precision = "tf32" if row.precision == "tf32" else "fp32"
-    return estimate(work, model, matmul_precision=precision, best=best, worst=worst)
+    return estimate(
+        work,
+        model,
+        matmul_precision="tf32" if row.precision == "tf32" else "fp32",
+        best=best,
+        worst=worst,
+    )
 
 
 def paces_from(chosen: Sequence[Case]) -> tuple[Pace, Pace]:
@@ -100,21 +107,40 @@ def coverage(chosen: Sequence[Case], best: Pace, worst: Pace) -> tuple[float, fl
     return inside / len(chosen), sorted(widths)[len(widths) // 2]
 
 
-def lines(found: Sequence[Case]) -> Iterator[str]:
-    best, worst = paces_from(found)
-    yield f"kernels {best.kernels:.2f} to {worst.kernels:.2f}, host {best.host:.2f} to {worst.host:.2f}"
-    yield ""
-    yield "| source | rows | in the printed range | width | without it: kernels | host | in it |"
-    yield "|---|--:|--:|--:|---|---|--:|"
+def widened(paces: tuple[Pace, Pace], power: float) -> tuple[Pace, Pace]:
+    best, worst = (
+        Pace(kernels=pace.kernels**power, host=pace.host**power, beside=pace.beside)
+        for pace in paces
+    )
+    return best, worst
+
+
+def covered_without(found: Sequence[Case], power: float) -> dict[str, float]:
+    """Return how much of each source lies in the range that the others ask for."""
+    shares = {}
     for name in dict.fromkeys(case.row.source.name for case in found):
         its = [case for case in found if case.row.source.name == name]
-        low, high = paces_from([case for case in found if case.row.source.name != name])
+        others = paces_from([case for case in found if case.row.source.name != name])
+        shares[name] = coverage(its, *widened(others, power))[0]
+    return shares
+
+
+def lines(found: Sequence[Case]) -> Iterator[str]:
+    yield "| power | kernels | host | covered, each source left out | mean |"
+    yield "|--:|---|---|---|--:|"
+    for power in _POWERS:
+        best, worst = widened(paces_from(found), power)
+        shares = covered_without(found, power)
+        mean = sum(shares.values()) / len(shares)
+        kernels = f"{best.kernels:.2f} to {worst.kernels:.2f}"
+        host = f"{best.host:.2f} to {worst.host:.2f}"
+        each = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+        yield f"| {power:.2f} | {kernels} | {host} | {each} | {mean:.0%} |"
+    yield "\n| source | rows | in the printed range | width |\n|---|--:|--:|--:|"
+    for name in dict.fromkeys(case.row.source.name for case in found):
+        its = [case for case in found if case.row.source.name == name]
         share, width = coverage(its, BEST, WORST)
-        without, _ = coverage(its, low, high)
-        kernels = f"{low.kernels:.2f} to {high.kernels:.2f}"
-        host = f"{low.host:.2f} to {high.host:.2f}"
-        figures = [f"{len(its)}", f"{share:.0%}", f"{width:.1f} x", kernels, host]
-        yield f"| {name} | {' | '.join(figures)} | {without:.0%} |"
+        yield f"| {name} | {len(its)} | {share:.0%} | {width:.1f} x |"
 
 
 if __name__ == "__main__":

@@ -120,14 +120,14 @@ _SHARES: Mapping[str, float] = {
 }
 # A thread of an elementwise kernel has 4 elements (torch's thread_work_size, CUDALoops.cuh), of any
 # size, and an SM holds so many threads. This long a block stays on its SM: it waits for its loads,
-# then for its stores. Memory that is fast for its SMs is not reached with small elements. Judgement,
-# between one and two times the latency of a loaded memory.
+# then for its stores. Memory that is fast for its SMs is not reached with small elements.
+# Judgement, between one and two times the latency of a loaded memory.
 _ELEMENTS_PER_THREAD = 4
 _BLOCK_S, _STRIDED_BLOCK_S = 1.5e-6, 2.4e-6
 _IN_CHUNKS = ("_foreach", "_fused")  # kernels that load several elements at once
 # cuDNN's tensor-core kernels want channels last. Other tensors are transposed before, and results
-# after (nchwToNhwcKernel and nhwcToNchwKernel in profiles): read and written once more each. In TF32
-# some kernels take both layouts (nhwckrsc_nchw in their names): about half of that. Judgement.
+# after (nchwToNhwcKernel and nhwcToNchwKernel in profiles): read and written once more each. In
+# TF32 some kernels take both layouts (nhwckrsc_nchw in their names): about half of that. Judgement.
 _TRANSPOSING, _TRANSPOSING_SOME = 3.0, 2.0
 # What a kernel takes besides: its launch on the GPU, and the time until its first blocks have data.
 # Kernels of a few elements take 2 us in a profile of a V100 (pytorch/kineto's ResNet-50).
