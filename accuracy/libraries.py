@@ -28,6 +28,17 @@ def unpack_python(wheel: Path, folder: Path) -> None:
 
 def import_timm() -> Any:
     """timm, as it was when the rows were measured. Raises ImportError if it is not there."""
+    _prepare()
+    return importlib.import_module("timm")
+
+
+def import_torchvision() -> Any:
+    """torchvision's models. Raises ImportError if they are not there."""
+    _prepare()
+    return importlib.import_module("torchvision.models")
+
+
+def _prepare() -> None:
     import torch
 
     if str(FOLDER) not in sys.path:
@@ -38,7 +49,6 @@ def import_timm() -> Any:
         for name in ("nms", "qnms"):
             library.define(name + boxes)
         _kept_alive.append(library)
-    return importlib.import_module("timm")
 
 
 if __name__ == "__main__":

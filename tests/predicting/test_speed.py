@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 from oomph.errors import UsageError
 from oomph.predicting import speed
 from oomph.predicting.footprint import work_of
-from oomph.predicting.rates import (
-    BEST_OF_SHEET,
-    LIKELY,
-    Rates,
-    best_rates,
-    kernel_of,
-    with_measured_rates,
-)
+from oomph.predicting.pricing import Prices, lane_of, sizes_of
+from oomph.predicting.rates import BEST_OF_SHEET, Rates, best_rates, with_measured_rates
 from oomph.predicting.speed import StepTime, anchored, estimate, parts_of_work
 from oomph.records.gpu_model import GpuModel
 from oomph.records.trace import Op, Phase
@@ -157,7 +151,7 @@ def test_an_fp32_matmul_uses_tf32_only_if_it_is_asked_for() -> None:
 def test_an_fp32_convolution_uses_tf32_unasked_where_there_is_tf32() -> None:
     step = op("convolution_backward", flops=100 * TERA)
     assert time_of(step).step_s < time_of(op(flops=100 * TERA)).step_s / 4
-    assert time_of(step, on=V100).step_s > time_of(op(flops=100 * TERA), on=V100).step_s
+    assert time_of(step, on=V100).step_s > 4 * time_of(step).step_s
 
 
 def test_a_card_without_tensor_cores_computes_fp16_at_its_vector_rate() -> None:
@@ -181,10 +175,12 @@ def test_bf16_and_tf32_follow_from_fp16_on_tensor_cores_that_have_them() -> None
 def test_a_measured_matmul_is_the_ceiling_and_else_the_usual_share_of_the_sheet() -> None:
     step = op(flops=100 * TERA, dtype="bfloat16")
     assert A100.matmul_bf16_flops is not None
-    likely = 100 * TERA / (A100.matmul_bf16_flops * 0.80)
-    assert time_of(step).gpu_busy_s == pytest.approx(likely)
-    unmeasured = time_of(step, on=replace(A100, matmul_bf16_flops=None))
-    assert unmeasured.gpu_busy_s == pytest.approx(100 * TERA / (312 * TERA * 0.80 * 0.80))
+    best_s = 100 * TERA / A100.matmul_bf16_flops
+    assert 1.1 * best_s < time_of(step).gpu_busy_s < 1.4 * best_s  # of no known shape
+    unknown = replace(A100, matmul_bf16_flops=None, num_sms=None)
+    of_best = time_of(step).gpu_busy_s / best_s
+    best_s = 100 * TERA / (312 * TERA * BEST_OF_SHEET)
+    assert time_of(step, on=unknown).gpu_busy_s == pytest.approx(best_s * of_best, rel=0.01)
 
 
 def test_the_usual_share_of_the_sheet_is_that_of_the_catalogue() -> None:
@@ -205,7 +201,7 @@ def test_fused_attention_has_an_efficiency_of_its_own() -> None:
 def test_fp64_is_slow_on_a_t4_and_half_as_fast_as_fp32_on_a_v100() -> None:
     single, double = op(flops=TERA), op(flops=TERA, dtype="float64")
     assert time_of(double, on=V100).gpu_busy_s == pytest.approx(
-        2 * time_of(single, on=V100).gpu_busy_s
+        2 * time_of(single, on=V100).gpu_busy_s, rel=0.001
     )
     assert time_of(double, on=T4).gpu_busy_s > 30 * time_of(single, on=T4).gpu_busy_s
 
@@ -216,7 +212,7 @@ def test_fp64_is_slow_on_a_t4_and_half_as_fast_as_fp32_on_a_v100() -> None:
 def test_an_optimizer_step_is_bound_by_memory_bandwidth() -> None:
     time = time_of(*[op("_foreach_addcdiv_", moved=4 * GIGA, phase="step")] * 10)
     assert time.bound_by == "memory bandwidth"
-    assert time.gpu_busy_s == pytest.approx(40 * GIGA / (2039 * GIGA * 0.80))
+    assert 40 / 2039 / 0.92 < time.gpu_busy_s < 40 / 2039 / 0.75
 
 
 def test_large_matmuls_are_bound_by_arithmetic() -> None:
@@ -227,7 +223,7 @@ def test_many_small_ops_are_bound_by_their_launches_and_a_faster_gpu_does_not_he
     step = [op("add", moved=4096)] * 1000
     slow, fast = time_of(*step, on=T4), time_of(*step, on=A100)
     assert slow.bound_by == fast.bound_by == "kernel launches"
-    assert slow.step_s == fast.step_s
+    assert slow.step_s == pytest.approx(fast.step_s, rel=0.001)
     assert fast.step_s == pytest.approx(fast.host_s, rel=0.01)
 
 
@@ -470,13 +466,14 @@ def test_the_clocks_are_those_that_run_op_by_op(ops: list[Op], model: GpuModel) 
     time = estimate(ops, model)
     if time is None:
         return
-    rates = Rates(model, "fp32")
+    priced = Prices(Rates(model, "fp32")).of(ops)
+    assert priced is not None
     host = gpu = 0.0
-    for each in ops:
-        kernel = kernel_of(each, rates, model.memory_bandwidth_bytes_per_s or 0)
-        assert kernel is not None
-        host += LIKELY.host_s
-        gpu = max(gpu, host) + kernel.at(LIKELY)[0]
-        if kernel.is_waited_for:
+    for each, kernel_s, host_s in zip(
+        ops, priced.seconds(sizes_of(ops)), priced.host_s, strict=True
+    ):
+        host += host_s
+        gpu = max(gpu, host) + kernel_s
+        if lane_of(each.name, 0).is_waited_for:
             host = gpu
     assert time.step_s == pytest.approx(gpu)

@@ -9,7 +9,13 @@ import pytest
 
 from oomph.predicting.combinations import without_accumulation
 from oomph.predicting.footprint import Footprint
-from oomph.predicting.speed import MicroSteps, PricedFootprint, Prices, estimate, step_seconds
+from oomph.predicting.speed import (
+    MicroSteps,
+    PricedFootprint,
+    estimate,
+    prices_on,
+    step_seconds,
+)
 from oomph.records.gpu_model import GpuModel
 from oomph.records.workload import Variant
 from oomph.sensing.catalog import find
@@ -21,7 +27,7 @@ def step_times(
     footprint: Footprint, model: GpuModel, num_gpus: int = 1
 ) -> Callable[[int, int], float | None]:
     """Of a footprint that has its optimizer's step."""
-    priced = PricedFootprint(footprint, Prices(model, "fp32", num_gpus))
+    priced = PricedFootprint(footprint, prices_on(model, "fp32", num_gpus))
     return functools.partial(step_seconds, MicroSteps(priced, has_step=True), None)
 
 

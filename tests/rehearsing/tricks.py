@@ -11,7 +11,7 @@ from torch import nn
 
 from oomph.predicting.combinations import with_step_of
 from oomph.predicting.footprint import Footprint, footprint_of
-from oomph.predicting.scaling import AffineTrace, with_ordered_frees
+from oomph.predicting.scaling import AffineTrace, OpSlope, with_ordered_frees
 from oomph.records.trace import Trace
 from oomph.records.workload import Variant, Workload
 from rehearsing.zoo.kind import Kind, tokens
@@ -121,7 +121,7 @@ def in_columns(trace: Trace) -> Footprint:
         trace, events=with_ordered_frees(trace.events, [place for place, _ in trace.phase_starts])
     )
     slopes = [0] * len(trace.allocations)
-    return footprint_of(AffineTrace(ordered, slopes, [(0, 0)] * len(trace.ops)))
+    return footprint_of(AffineTrace(ordered, slopes, [OpSlope(0, 0)] * len(trace.ops)))
 
 
 def differences(trained: Trace, reference: Trace, direct: Trace) -> list[str]:

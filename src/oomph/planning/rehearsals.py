@@ -17,7 +17,7 @@ from oomph.predicting.combinations import PassSettings, Step, pass_settings_of, 
 from oomph.predicting.demand import UnlimitedPeaks
 from oomph.predicting.footprint import Footprint, Kernel, footprint_of
 from oomph.predicting.residuals import Kind, kind_of
-from oomph.predicting.scaling import AffineTrace, NotAffine, affine, ordered
+from oomph.predicting.scaling import AffineTrace, NotAffine, OpSlope, affine, ordered
 from oomph.records.generation import DEFAULT_BYTES_PER_S, DEFAULT_MATMUL_FLOPS
 from oomph.records.plan import PlanOptions
 from oomph.records.trace import Op, Trace
@@ -315,7 +315,7 @@ def _footprint(rehearser: Rehearser, variant: Variant) -> Footprint | None:
 def footprint_of_one(trace: Trace) -> Footprint:
     """Return the footprint of one trace, valid only for its own micro-batch."""
     slopes = [0] * len(trace.allocations)
-    return footprint_of(AffineTrace(ordered(trace), slopes, [(0, 0)] * len(trace.ops)))
+    return footprint_of(AffineTrace(ordered(trace), slopes, [OpSlope(0, 0)] * len(trace.ops)))
 
 
 # ---- what the first rehearsal shows about the model ----------------------------------------------

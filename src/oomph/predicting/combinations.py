@@ -20,13 +20,14 @@ from oomph.predicting.footprint import (
     PHASES,
     Footprint,
 )
+from oomph.predicting.pricing import Prices
 from oomph.predicting.rates import MatmulPrecision
 from oomph.predicting.reductions import NONE, Multiprocessors
 from oomph.predicting.replay import replay_requests
 from oomph.predicting.speed import (
     MicroSteps,
     PricedFootprint,
-    Prices,
+    prices_on,
     second_micro_step,
     step_seconds,
 )
@@ -508,7 +509,7 @@ class Combinations:
 
     @_once
     def _prices(self, matmul: MatmulPrecision, num_gpus: int) -> Prices:
-        return Prices(self.model, matmul, num_gpus)
+        return prices_on(self.model, matmul, num_gpus)
 
     # ---- replays
 

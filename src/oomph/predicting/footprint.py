@@ -20,8 +20,8 @@ from zipfile import BadZipFile
 
 from oomph.predicting.reductions import NONE, Multiprocessors, staged_bytes
 from oomph.predicting.replay import Moves, Requests
-from oomph.predicting.scaling import AffineTrace
-from oomph.records.trace import Allocation, Category, Op, Phase, Reduction, Trace
+from oomph.predicting.scaling import AffineTrace, grown_product
+from oomph.records.trace import Allocation, Category, Op, Phase, Product, Reduction, Trace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,11 +47,14 @@ class Work:
 def work_of(ops: Sequence[Op]) -> Work:
     import numpy as np
 
-    numbers: dict[tuple[str, str, str, int, int, int], int] = {}
+    numbers: dict[tuple[str | int | Product | None, ...], int] = {}
     kernels: list[Op] = []
     order = []
     for op in ops:
-        key = (op.name, op.phase, op.dtype, op.flops, op.moved_bytes, op.num_pending)
+        key = (
+            *(op.name, op.phase, op.dtype, op.flops, op.moved_bytes, op.num_pending, op.product),
+            *(op.num_views, op.is_strided),
+        )
         number = numbers.setdefault(key, len(kernels))
         if number == len(kernels):
             kernels.append(op)
@@ -60,7 +63,7 @@ def work_of(ops: Sequence[Op]) -> Work:
 
 
 class Kernel(NamedTuple):
-    """An op's flops and moved bytes: fixed + grown x micro-batch."""
+    """An op's flops, moved bytes and product: fixed + grown x micro-batch."""
 
     name: str
     phase: Phase
@@ -70,6 +73,10 @@ class Kernel(NamedTuple):
     fixed_moved_bytes: int
     grown_moved_bytes: int
     num_pending: int = 0  # for a wait: collectives that may still run
+    fixed_product: Product | None = None
+    grown_product: tuple[int, int, int, int] = (0, 0, 0, 0)  # num, rows, columns, depth
+    num_views: int = 0
+    is_strided: bool = False
 
     def at(self, micro_batch: int) -> Op:
         return Op(
@@ -79,7 +86,22 @@ class Kernel(NamedTuple):
             moved_bytes=self.fixed_moved_bytes + self.grown_moved_bytes * micro_batch,
             dtype=self.dtype,
             num_pending=self.num_pending,
+            num_views=self.num_views,
+            is_strided=self.is_strided,
+            product=None
+            if self.fixed_product is None
+            else grown_product(self.fixed_product, self.grown_product, micro_batch),
         )
+
+
+def _kernel_from(columns: Sequence[Any]) -> Kernel:
+    """Read a kernel from JSON, which has lists for tuples."""
+    kernel = Kernel(*columns)
+    fixed, grown = kernel.fixed_product, kernel.grown_product
+    return kernel._replace(
+        fixed_product=None if fixed is None else Product(*fixed),
+        grown_product=(grown[0], grown[1], grown[2], grown[3]),
+    )
 
 
 class ReductionLine(NamedTuple):
@@ -331,13 +353,17 @@ def _kernels(line: AffineTrace) -> list[Kernel]:
             name=op.name,
             phase=op.phase,
             dtype=op.dtype,
-            fixed_flops=op.flops - flops * base,
-            grown_flops=flops,
-            fixed_moved_bytes=op.moved_bytes - moved * base,
-            grown_moved_bytes=moved,
+            fixed_flops=op.flops - slope.flops * base,
+            grown_flops=slope.flops,
+            fixed_moved_bytes=op.moved_bytes - slope.moved_bytes * base,
+            grown_moved_bytes=slope.moved_bytes,
             num_pending=op.num_pending,
+            fixed_product=op.product and grown_product(op.product, slope.product, -base),
+            grown_product=slope.product,
+            num_views=op.num_views,
+            is_strided=op.is_strided,
         )
-        for op, (flops, moved) in zip(line.base.ops, line.op_slopes, strict=True)
+        for op, slope in zip(line.base.ops, line.op_slopes, strict=True)
     ]
 
 
@@ -484,7 +510,7 @@ def _read(content: bytes) -> tuple[dict[str, Footprint], dict[str, Any]]:
     footprints = {
         name: Footprint(
             **dict(zip(_COLUMNS, islice(every, len(_COLUMNS)), strict=True)),
-            kernels=tuple(Kernel(*kernel) for kernel in rest["kernels"]),
+            kernels=tuple(map(_kernel_from, rest["kernels"])),
             names=tuple(rest["names"]),
             reductions=tuple(ReductionLine(*each) for each in rest["reductions"]),
             host_bytes=(rest["host_bytes"][0], rest["host_bytes"][1]),

@@ -15,7 +15,7 @@ from oomph.predicting.allocator_settings import settings_for
 from oomph.predicting.demand import Demand, demand_of
 from oomph.predicting.footprint import Work, work_of
 from oomph.predicting.overhead import NOTHING, Interval, nccl, together
-from oomph.predicting.rates import BUS
+from oomph.predicting.pricing import BUS
 from oomph.predicting.reductions import NONE, Multiprocessors, sized_on
 from oomph.predicting.residuals import AROUND_ANY_BYTES, Kind, kind_of, width_of
 from oomph.predicting.speed import StepTime, parts_of_work

@@ -1,7 +1,6 @@
-"""GpuModel -> operations and bytes per second; Op -> where it runs, and its seconds.
+"""GpuModel -> operations and bytes per second, of its units, its memory, its bus and its link.
 
-Rates are measured if known, else from the datasheet. A pace, the achieved fraction of peak, turns
-an op's seconds at full rate into real seconds.
+Rates are measured if known, else what the best kernel reaches of the datasheet.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Literal
 
 from oomph.records.generation import GENERATIONS, generation_of
 from oomph.records.gpu_model import GpuModel
-from oomph.records.trace import Op
 from oomph.records.workload import GPUS_PER_NODE, Variant, casts_parameters, grid_of
 
 # ---- the link between GPUs
@@ -94,88 +92,36 @@ def _joined_by(model: GpuModel, num_gpus: int) -> str:
     )
 
 
-# ---- achieved fraction of peak: likely, best and worst -------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """Achieved fraction of peak: ratios of the best measured matmul, or of the datasheet."""
-
-    matmul: float  # of the best measured matmul
-    convolution: float  # of the best measured matmul
-    attention: float  # fused, of the datasheet
-    bandwidth: float  # of the datasheet
-    bus: float  # of the bus's peak rate
-    host_bytes_per_s: float  # read and written by an optimizer on the host
-    kernel_s: float  # minimum time of a kernel on the GPU
-    host_s: float  # Python, autograd, dispatcher and launch of one op
-    nvlink: float  # of the datasheet, one direction
-    pcie: float  # of the datasheet, one direction
-    collective_s: float  # minimum time of a collective
-
-
-# matmul, attention, bandwidth: 0.70 of the A100's datasheet, 0.45 and 0.80 were chosen once,
-# untuned, in a study before this module, and gave 7020 tokens/s where torchtune's README has 7075.
-# host: between the 5 and 25 us that are reported for torch
-# (https://jiahuanglin.xyz/all_lessons/gpu_kernel_serving/18_pytorch_to_kernel.html); the simplest
-# op took 7 us on a CPU (https://github.com/pytorch/pytorch/issues/41383). bus: 25 to 26 GB/s of
-# 31.5 are common with pinned memory. host bandwidth: between two channels of DDR4 and a server's
-# eight, shared with other work. Both are judgement, as are convolution and kernel. nvlink: 230 to
-# 250 GB/s of 300 between 8 A100s; pcie: 35 to 45 of 63 between 8 H100s
-# (https://docs.alayanew.com/en/docs/tech-blog/2026-05-06-nccl-tests), 28 between 8 RTX 5090s
-# (https://github.com/NVIDIA/nccl/issues/1639). collective: 42 us for 8 bytes on PCIe
-# (https://github.com/NVIDIA/nccl/issues/1530), less on NVLink: judgement.
-LIKELY = Pace(
-    matmul=0.80,
-    convolution=0.60,
-    attention=0.45,
-    bandwidth=0.80,
-    bus=0.80,
-    host_bytes_per_s=50e9,
-    kernel_s=3e-6,
-    host_s=10e-6,
-    nvlink=0.78,
-    pcie=0.50,
-    collective_s=30e-6,
-)
-# attention: FlashAttention-2 reaches 50 to 73 % of an A100, its predecessor 25 to 40 %
-# (https://arxiv.org/abs/2307.08691). host: as above. All others, here and in WORST: judgement.
-BEST = Pace(
-    matmul=0.95,
-    convolution=0.85,
-    attention=0.70,
-    bandwidth=0.92,
-    bus=0.85,
-    host_bytes_per_s=200e9,
-    kernel_s=1.5e-6,
-    host_s=5e-6,
-    nvlink=0.95,
-    pcie=0.75,
-    collective_s=10e-6,
-)
-WORST = Pace(
-    matmul=0.55,
-    convolution=0.30,
-    attention=0.25,
-    bandwidth=0.60,
-    bus=0.40,
-    host_bytes_per_s=15e9,
-    kernel_s=6e-6,
-    host_s=25e-6,
-    nvlink=0.50,
-    pcie=0.20,
-    collective_s=60e-6,
-)
-
+# ---- operations and bytes per second -------------------------------------------------------------
 
 MatmulPrecision = Literal["fp32", "tf32"]
 Kind = Literal["matmul", "convolution", "attention", "other"]
 
-# Best measured matmul / datasheet: 0.73 to 0.87 on the 7 kinds of GPU for which the catalogue has
-# both (stas00/ml-engineering, MAMF); this is the median. For GPUs without a measurement.
+# Best measured matmul / datasheet. Each SM gets operands from the L2 cache at about 64 bytes a
+# cycle (NVIDIA's A100 white paper: 5120 bytes a cycle for all). The more operations an SM does in
+# the time of an operand, the more it waits for operands: 1 / ratio = 1.09 + 0.174 x (operations
+# per second of one SM / operations per byte of its tile / 0.1e12 bytes per second).
+# The two constants are those of stas00/ml-engineering, MAMF: A100 SXM 0.869, H100 SXM 0.803. They
+# give 0.77 for a B200, which reaches 0.776.
+SM_BYTES_PER_S = 0.1e12
+IDLE_RATIO, OPERAND_RATIO = 1.09, 0.174
+# The operations per byte of two-byte operands in the largest tiles, 256 x 128; since compute
+# capability 10 two SMs share one of 256 x 256 (CUTLASS, "Blackwell SM100 GEMMs").
+BEST_INTENSITY = 256 * 128 / (256 + 128)
+_PAIRED_INTENSITY = 256 * 256 / (256 + 256)
+_PAIRED_SINCE = 10
+_MOST_WAITING_RATIO = 0.4  # beyond all GPUs of the catalogue: the line is not known there
+# For a GPU whose number of SMs is unknown: the median of the 7 kinds of GPU of the catalogue that
+# have a measured matmul.
 BEST_OF_SHEET = 0.80
-# Units without tensor cores are easier to keep busy. Judgement.
-_BEST_OF_VECTOR_SHEET = 0.90
+# fp32 on the units without tensor cores. Since compute capability 8.6 an SM has twice the units
+# with the same registers and shared memory, so large products reach less of the sheet. Judgement.
+_BEST_OF_VECTOR_SHEET = 0.92
+_BEST_OF_DOUBLED_VECTOR_SHEET = 0.75
+_DOUBLED_VECTOR_SINCE = (8, 6)
+# A copy of large tensors, of the datasheet: the best BabelStream figures are 0.84 (A100 SXM 80GB)
+# to 0.92 (RTX 4090), see docs/predicting.md.
+BEST_COPY = 0.92
 
 # On tensor cores with bf16, tf32 runs at half the rate of fp16, and bf16 at the same rate (every
 # GPU of the catalogue that has both figures).
@@ -192,17 +138,23 @@ def with_measured_rates(
     """
     changes: dict[str, float | int | None] = {}
     bfloat16, float16 = matmul_flops.get("bfloat16"), matmul_flops.get("float16")
-    best_of_sheet = _best_of_sheet(model)
     if bfloat16 and model.bf16_flops:
         changes["matmul_bf16_flops"] = bfloat16
-        best_of_sheet = bfloat16 / model.bf16_flops
     if float16:
-        changes["fp16_flops"] = float16 / best_of_sheet
+        changes["fp16_flops"] = _fp16_sheet(model, bfloat16, float16)
     if matmul_flops.get("float32"):
-        changes["fp32_flops"] = matmul_flops["float32"] / _BEST_OF_VECTOR_SHEET
+        changes["fp32_flops"] = matmul_flops["float32"] / _best_of_vector_sheet(model)
     if bandwidth_bytes_per_s:
-        changes["memory_bandwidth_bytes_per_s"] = round(bandwidth_bytes_per_s / BEST.bandwidth)
+        changes["memory_bandwidth_bytes_per_s"] = round(bandwidth_bytes_per_s / BEST_COPY)
     return replace(model, **changes)  # type: ignore[arg-type] # the fields have several types
+
+
+def _fp16_sheet(model: GpuModel, bfloat16: float | None, float16: float) -> float:
+    """Return the datasheet of fp16 that gives a measured rate, beside a measured bf16."""
+    if model.bf16_flops:  # whose share of the datasheet is fp16's as well
+        of_sheet = bfloat16 / model.bf16_flops if bfloat16 else _best_of_sheet(model)
+        return float16 / of_sheet
+    return _sheet_for(model, float16)
 
 
 def best_rates(model: GpuModel) -> tuple[dict[str, float | None], float | None]:
@@ -211,19 +163,47 @@ def best_rates(model: GpuModel) -> tuple[dict[str, float | None], float | None]:
     bandwidth = model.memory_bandwidth_bytes_per_s
     return (
         {dtype: rates.of(dtype, "matmul") for dtype in ("bfloat16", "float16", "float32")},
-        bandwidth * BEST.bandwidth if bandwidth else None,
+        bandwidth * BEST_COPY if bandwidth else None,
     )
 
 
 def _best_of_sheet(model: GpuModel) -> float:
-    """Return how much of the datasheet the best matmul reaches, on this GPU or on others."""
+    """Return how much of the datasheet the best matmul reaches, measured or by its SMs' rate."""
     if model.matmul_bf16_flops and model.bf16_flops:
         return model.matmul_bf16_flops / model.bf16_flops
-    return BEST_OF_SHEET
+    sheet, per_flop = model.bf16_flops or model.fp16_flops, _waiting_per_flop(model)
+    if not sheet or per_flop is None:
+        return BEST_OF_SHEET
+    return 1 / (IDLE_RATIO + min(per_flop * sheet, _MOST_WAITING_RATIO))
+
+
+def _sheet_for(model: GpuModel, best_flops: float) -> float:
+    """Return the datasheet whose best matmul is this one."""
+    per_flop = _waiting_per_flop(model)
+    if per_flop is None:
+        return best_flops / BEST_OF_SHEET
+    most = best_flops * (IDLE_RATIO + _MOST_WAITING_RATIO)
+    if per_flop * most >= _MOST_WAITING_RATIO:
+        return most
+    return IDLE_RATIO * best_flops / (1 - per_flop * best_flops)
+
+
+def _waiting_per_flop(model: GpuModel) -> float | None:
+    """Return how much longer operands make a matmul, by the datasheet; None without SMs."""
+    if not model.num_sms:
+        return None
+    is_paired = (model.compute_capability or (0, 0))[0] == _PAIRED_SINCE
+    intensity = _PAIRED_INTENSITY if is_paired else BEST_INTENSITY
+    return OPERAND_RATIO / model.num_sms / intensity / SM_BYTES_PER_S
+
+
+def _best_of_vector_sheet(model: GpuModel) -> float:
+    is_doubled = (model.compute_capability or (0, 0)) >= _DOUBLED_VECTOR_SINCE
+    return _BEST_OF_DOUBLED_VECTOR_SHEET if is_doubled else _BEST_OF_VECTOR_SHEET
 
 
 class Rates:
-    """A GPU's operations per second: best measured, except attention, which uses the datasheet."""
+    """A GPU's operations and bytes per second: what the best kernel reaches."""
 
     def __init__(
         self,
@@ -238,6 +218,7 @@ class Rates:
         self._generation = None if capability is None else generation_of(capability)
         self._has_tensor_floats = self._generation is not None and self._generation.has_bf16
         self._best_of_sheet = _best_of_sheet(model)
+        self._best_of_vector_sheet = _best_of_vector_sheet(model)
 
     @property
     def bandwidth_bytes_per_s(self) -> float | None:
@@ -250,13 +231,38 @@ class Rates:
         return pcie_bytes_per_s(self._model)
 
     def of(self, dtype: str, kind: Kind) -> float | None:
+        """Return the best rate of a kind of kernel; None if it is unknown."""
+        tensor = self.of_tensor_cores(dtype, kind)
+        return self.of_vector_units(dtype) if tensor is None else tensor
+
+    def of_tensor_cores(self, dtype: str, kind: Kind) -> float | None:
+        """Return the best rate of tensor cores; None if they cannot do this."""
         sheet = self._tensor_sheet(dtype, kind)
-        best = self._best_of_sheet
-        if sheet is None:
-            sheet, best = self._vector_sheet(dtype), _BEST_OF_VECTOR_SHEET
-        if sheet is None:
-            return None
-        return sheet if kind == "attention" else sheet * best
+        return None if sheet is None else sheet * self._best_of_sheet
+
+    def of_vector_units(self, dtype: str) -> float | None:
+        """Return the best rate without tensor cores."""
+        sheet = self._vector_sheet(dtype)
+        return None if sheet is None else sheet * self._best_of_vector_sheet
+
+    @property
+    def fp32_flops(self) -> float | None:
+        """Return the datasheet's fp32 rate, without tensor cores."""
+        return self._model.fp32_flops
+
+    @property
+    def num_sms(self) -> int | None:
+        return self._model.num_sms
+
+    @property
+    def threads_per_sm(self) -> int:
+        """Return how many threads an SM holds; the usual number if the generation is unknown."""
+        return 2048 if self._generation is None else self._generation.threads_per_sm
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Return the compute capability; (0, 0) if unknown."""
+        return self._model.compute_capability or (0, 0)
 
     def _tensor_sheet(self, dtype: str, kind: Kind) -> float | None:
         """Return the datasheet's tensor core rate; None if tensor cores cannot do this."""
@@ -288,125 +294,3 @@ class Rates:
             return fp32
         slowest = min(row.fp64_of_fp32 for row in GENERATIONS)
         return fp32 * (self._generation.fp64_of_fp32 if self._generation else slowest)
-
-
-# ---- one op: GPU, bus, host or link, and its seconds at full rate --------------------------------
-
-Bound = Literal[
-    "arithmetic", "memory bandwidth", "kernel launches", "host and bus", "communication"
-]
-Place = Literal["gpu", "to host", "from host", "host"]
-_Role = Literal["kernel", "gather", "reduce", "wait"]
-
-_MATMULS = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linear"}
-    | {"_scaled_mm", "_grouped_mm"}
-)
-# These run no kernel: they make a tensor, or another view of one.
-_WITHOUT_KERNEL = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-    | {"_unsafe_view", "lift_fresh"}
-)
-# The host waits for the result of these ops.
-WAITED_FOR = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero"})
-
-
-# Where ops run that do not run on the GPU.
-_PLACES: Mapping[str, Place] = {
-    "copy_to_host": "to host",
-    "copy_from_host": "from host",
-    "on_host": "host",
-}
-BUS = ("copy_to_host", "copy_from_host")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PricedKernel:
-    """An op's seconds at full rate, before a pace is applied."""
-
-    kind: Kind = "other"
-    arithmetic_s: float = 0.0
-    traffic_s: float = 0.0
-    runs: bool = True  # False if it starts no kernel
-    is_waited_for: bool = False
-    place: Place = "gpu"
-    moved_bytes: int = 0  # for ops off the GPU
-    role: _Role = "kernel"
-    link: Link | None = None  # for a collective
-    num_pending: int = 0  # for a wait
-
-    @property
-    def is_gpus(self) -> bool:
-        return self.place == "gpu" and self.role == "kernel"
-
-    def parts_at(self, pace: Pace) -> tuple[float, float]:
-        """Return the seconds of its arithmetic and of its memory traffic, for a GPU's kernel."""
-        share = pace.matmul if self.kind == "other" else getattr(pace, self.kind)
-        return self.arithmetic_s / share, self.traffic_s / pace.bandwidth
-
-    def at(self, pace: Pace) -> tuple[float, Bound]:
-        """Return the seconds on the GPU, the link or the host, and what bounds them."""
-        if self.link is not None:
-            share = pace.nvlink if self.link.kind == "nvlink" else pace.pcie
-            sending_s = self.moved_bytes / (self.link.bytes_per_s * share)
-            return pace.collective_s + sending_s, "communication"
-        if self.place == "host":
-            return self.moved_bytes / pace.host_bytes_per_s, "host and bus"
-        if self.place != "gpu":
-            return self.traffic_s / pace.bus, "host and bus"
-        if not self.runs:
-            return 0.0, "kernel launches"
-        arithmetic_s, traffic_s = self.parts_at(pace)
-        longest = max(arithmetic_s, traffic_s, pace.kernel_s)
-        if longest == pace.kernel_s:
-            return longest, "kernel launches"
-        return longest, "arithmetic" if longest == arithmetic_s else "memory bandwidth"
-
-
-def kernel_of(op: Op, rates: Rates, bandwidth: float) -> PricedKernel | None:
-    place = _PLACES.get(op.name, "gpu")
-    if place != "gpu":
-        return _off_the_gpu(op, place, rates.bus_bytes_per_s)
-    if op.name in COMMUNICATION or op.name == "wait":
-        return _beside(op, rates.link)
-    kind = _kind_of(op.name)
-    rate = rates.of(op.dtype, kind) if op.flops else 1.0
-    if rate is None:
-        return None
-    return PricedKernel(
-        kind=kind,
-        arithmetic_s=op.flops / rate,
-        traffic_s=op.moved_bytes / bandwidth,
-        runs=op.name not in _WITHOUT_KERNEL,
-        is_waited_for=op.name in WAITED_FOR,
-    )
-
-
-def _off_the_gpu(op: Op, place: Place, bus_bytes_per_s: float | None) -> PricedKernel | None:
-    if bus_bytes_per_s is None:
-        return None
-    traffic_s = op.moved_bytes / bus_bytes_per_s
-    return PricedKernel(traffic_s=traffic_s, place=place, moved_bytes=op.moved_bytes)
-
-
-def _beside(op: Op, link: Link | None) -> PricedKernel | None:
-    """Return a collective, which the link runs beside the GPU, or the GPU's wait for one."""
-    role: _Role = "gather" if op.name == "all_gather" else "reduce"
-    is_wait = op.name == "wait"
-    if link is None and not is_wait:
-        return None
-    return PricedKernel(
-        runs=False,
-        role="wait" if is_wait else role,
-        link=None if is_wait else link,
-        moved_bytes=op.moved_bytes,
-        num_pending=op.num_pending,
-    )
-
-
-def _kind_of(name: str) -> Kind:
-    if name in _MATMULS:
-        return "matmul"
-    if "attention" in name:
-        return "attention"
-    return "convolution" if "conv" in name else "other"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from oomph.records.trace import Allocation, Convolution, Op, Reduction, Trace
+from oomph.records.trace import Allocation, Convolution, Op, Product, Reduction, Trace
 
 
 class NotAffine(Exception):
@@ -45,13 +46,44 @@ def _further(shape: Shape, slopes: Shape, more: int) -> Shape:
     return tuple(number + slope * more for number, slope in zip(shape, slopes, strict=True))
 
 
+class OpSlope(NamedTuple):
+    """An op's growth per example."""
+
+    flops: int
+    moved_bytes: int
+    product: tuple[int, int, int, int] = (0, 0, 0, 0)  # the edges: num, rows, columns, depth
+
+    def grown(self, op: Op, more: int) -> Op:
+        """Return the op with `more` examples."""
+        product = op.product
+        if product is not None:
+            product = grown_product(product, self.product, more)
+        return replace(
+            op,
+            flops=op.flops + self.flops * more,
+            moved_bytes=op.moved_bytes + self.moved_bytes * more,
+            product=product,
+        )
+
+
+def grown_product(product: Product, slope: Sequence[int], more: int) -> Product:
+    """Return a product with `more` examples, whose edges grow by `slope` per example."""
+    num, rows, columns, depth = slope
+    return product._replace(
+        num=product.num + num * more,
+        rows=product.rows + rows * more,
+        columns=product.columns + columns * more,
+        depth=product.depth + depth * more,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class AffineTrace:
     """A trace as a function of the micro-batch."""
 
     base: Trace
     slopes: Sequence[int]  # bytes per example, of each allocation
-    op_slopes: Sequence[tuple[int, int]]  # flops and moved bytes per example, of each op
+    op_slopes: Sequence[OpSlope]
     host_slope: int = 0  # host bytes per example
     convolution_slopes: Sequence[ConvolutionSlopes] = ()
     # outputs, inputs and contiguous values per example, of each reduction
@@ -75,10 +107,8 @@ class AffineTrace:
                 )
             ],
             ops=[
-                replace(
-                    op, flops=op.flops + flops * more, moved_bytes=op.moved_bytes + moved * more
-                )
-                for op, (flops, moved) in zip(self.base.ops, self.op_slopes, strict=True)
+                slope.grown(op, more)
+                for op, slope in zip(self.base.ops, self.op_slopes, strict=True)
             ],
             convolutions=tuple(
                 slopes.at(each, more)
@@ -159,13 +189,30 @@ def _slope(before: Allocation, after: Allocation, step: int) -> int:
     return growth // step
 
 
-def _op_slopes(before: Sequence[Op], after: Sequence[Op], step: int) -> list[tuple[int, int]]:
+def _op_slopes(before: Sequence[Op], after: Sequence[Op], step: int) -> list[OpSlope]:
     if [op.name for op in before] != [op.name for op in after]:
         raise NotAffine("the order of kernels depends on the micro-batch")
     return [
-        ((b.flops - a.flops) // step, (b.moved_bytes - a.moved_bytes) // step)
+        OpSlope(
+            (b.flops - a.flops) // step,
+            (b.moved_bytes - a.moved_bytes) // step,
+            _product_slope(a.product, b.product, step),
+        )
         for a, b in zip(before, after, strict=True)
     ]
+
+
+def _product_slope(
+    before: Product | None, after: Product | None, step: int
+) -> tuple[int, int, int, int]:
+    if before is None or after is None:
+        return 0, 0, 0, 0
+    return (
+        (after.num - before.num) // step,
+        (after.rows - before.rows) // step,
+        (after.columns - before.columns) // step,
+        (after.depth - before.depth) // step,
+    )
 
 
 def _convolution_slopes(

@@ -1,15 +1,14 @@
 """The ops of a step, a GpuModel -> the seconds that the step takes.
 
-Each op takes the longest of its arithmetic, its memory traffic and a kernel's minimum time. The
-host issues one op after another, the GPU runs them in that order once they are issued, and bus and
-links carry data meanwhile: each has a clock. A step begins with all of them idle, as after reading
-the loss.
+Each op takes what pricing.py says. The host issues one op after another, the GPU runs them in that
+order once they are issued, and bus and links carry data meanwhile: each has a clock. A step begins
+with all of them idle, as after reading the loss.
 """
 
-# Good for comparing variants and for the order of magnitude: `low_s` and `high_s` are the step with
-# all constants at their best and at their worst. A measured step of the same kind makes it much
-# more accurate: `anchored`. Limits: eager mode, GPUs of one machine. Not modelled: matmuls too
-# small to fill the GPU, caches, copies of the batch, and data loading.
+# `low_s` and `high_s` are the step with kernels and host at their best and at their worst. A step
+# of the same kind that was measured makes it much more accurate: `anchored`. Limits: eager mode,
+# GPUs of one machine. Not modelled: tensors that stay in the L2 cache, clocks below the
+# datasheet's, and data loading.
 
 from __future__ import annotations
 
@@ -20,20 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from oomph.errors import UsageError
 from oomph.predicting.footprint import PHASES, Footprint, Work, work_of
-from oomph.predicting.rates import (
-    BEST,
-    COMMUNICATION,
-    LIKELY,
-    WORST,
-    Bound,
-    MatmulPrecision,
-    Pace,
-    Place,
-    PricedKernel,
-    Rates,
-    kernel_of,
-    link_between,
-)
+from oomph.predicting.pricing import Bound, Lane, Place, Priced, Prices, Sizes, sizes_of
+from oomph.predicting.rates import COMMUNICATION, MatmulPrecision, Rates, link_between
 from oomph.records.gpu_model import GpuModel
 from oomph.records.trace import Op
 
@@ -150,7 +137,7 @@ class _Stretches(NamedTuple):
     would take longer than simulating them.
     """
 
-    beside: Sequence[PricedKernel | None]  # ops off the GPU
+    beside: Sequence[Lane | None]  # ops off the GPU
     is_waited_for: Sequence[bool]
 
 
@@ -158,7 +145,7 @@ class _Stretches(NamedTuple):
 class Order:
     """Ops in order, as indices of kernels; `phase` has a number for each op's phase."""
 
-    kernels: Sequence[PricedKernel]
+    lanes: Sequence[Lane]
     op: Numbers
     phase: Numbers
 
@@ -167,8 +154,8 @@ class Order:
         """Return where stretches begin: at a phase, after a wait, and around ops off the GPU."""
         import numpy as np
 
-        is_gpus = np.array([kernel.is_gpus for kernel in self.kernels], dtype=bool)[self.op]
-        waits = np.array([kernel.is_waited_for for kernel in self.kernels], dtype=bool)[self.op]
+        is_gpus = np.array([lane.is_gpus for lane in self.lanes], dtype=bool)[self.op]
+        waits = np.array([lane.is_waited_for for lane in self.lanes], dtype=bool)[self.op]
         begins = np.ones(len(self.op), dtype=bool)
         begins[1:] = ~is_gpus[1:] | ~is_gpus[:-1] | waits[:-1] | (self.phase[1:] != self.phase[:-1])
         return np.flatnonzero(begins)
@@ -178,75 +165,74 @@ class Order:
         import numpy as np
 
         lasts = np.append(self._starts[1:], len(self.op)) - 1
-        beside = [None if kernel.is_gpus else kernel for kernel in self.kernels]
+        beside = [None if lane.is_gpus else lane for lane in self.lanes]
         return _Stretches(
             [beside[first] for first in self.op[self._starts].tolist()],
-            [self.kernels[last].is_waited_for for last in self.op[lasts].tolist()],
+            [self.lanes[last].is_waited_for for last in self.op[lasts].tolist()],
         )
 
-    def paced(self, seconds: Seconds, pace: Pace) -> Paced:
-        """Return the order with each kernel's seconds at a pace."""
+    def paced(self, seconds: Seconds, host_s: Seconds) -> Paced:
+        """Return the order with the seconds of each kernel, and of the host to issue it."""
         import numpy as np
 
         if not len(self.op):
-            return Paced(_Stretches((), ()), (), (), (), pace)
-        taken = seconds[self.op]
-        ended = np.cumsum(taken)
-        issued = np.arange(1, len(taken) + 1) * pace.host_s
+            return Paced(_Stretches((), ()), (), (), ())
+        taken, issuing = seconds[self.op], host_s[self.op]
+        ended, issued = np.cumsum(taken), np.cumsum(issuing)
         starts = self._starts
-        before = ended[starts] - taken[starts]
-        after = np.append(before[1:], ended[-1])
+        before, issued_before = ended[starts] - taken[starts], issued[starts] - issuing[starts]
+        after, issued_after = (
+            np.append(befores[1:], last[-1])
+            for befores, last in ((before, ended), (issued_before, issued))
+        )
         latest = np.maximum.reduceat(issued - ended + taken, starts)
-        counts = np.diff(np.append(starts, len(taken)))
         return Paced(
             self._stretches,
-            counts.tolist(),
+            (issued_after - issued_before).tolist(),
             (after - before).tolist(),
-            (latest - starts * pace.host_s + after).tolist(),
-            pace,
+            (latest - issued_before + after).tolist(),
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Paced:
-    """An order with times: the count, the sum and the earliest end of each stretch."""
+    """An order with times: of each stretch the host's and the GPU's sum, and the earliest end."""
 
     stretches: _Stretches
-    counts: Sequence[int]
+    issuing: Sequence[float]
     sums: Sequence[float]
     ends: Sequence[float]
-    pace: Pace
 
     def run(self, clocks: Clocks) -> None:
         """Advance the clocks by the whole order: a hot loop, with calls only off the GPU."""
-        host_s, host, gpu = self.pace.host_s, clocks.host, clocks.gpu
-        for beside, is_waited_for, count, sum_s, end_s in zip(
+        host, gpu = clocks.host, clocks.gpu
+        for beside, is_waited_for, issuing_s, sum_s, end_s in zip(
             self.stretches.beside,
             self.stretches.is_waited_for,
-            self.counts,
+            self.issuing,
             self.sums,
             self.ends,
             strict=True,
         ):
             if beside is not None:
-                host, gpu = _run_off_gpu(beside, sum_s, clocks, host, gpu, host_s)
+                host, gpu = _run_off_gpu(beside, sum_s, clocks, host, gpu, issuing_s)
                 continue
             after_gpu, after_host = gpu + sum_s, host + end_s
             gpu = after_host if after_host > after_gpu else after_gpu  # noqa: FURB136 - no call
-            host = gpu if is_waited_for else host + count * host_s
+            host = gpu if is_waited_for else host + issuing_s
         clocks.host, clocks.gpu = host, gpu
 
 
 def _run_off_gpu(
-    kernel: PricedKernel, seconds: float, clocks: Clocks, host: float, gpu: float, host_s: float
+    lane: Lane, seconds: float, clocks: Clocks, host: float, gpu: float, host_s: float
 ) -> tuple[float, float]:
     """Run an op on the bus, the host or the link -> the clocks of host and GPU after it."""
-    if kernel.role == "wait":
-        return host, clocks.link.wait(kernel.num_pending, gpu)
-    if kernel.role != "kernel":
-        clocks.link.begin(seconds, host, None if kernel.role == "gather" else gpu)
+    if lane.role == "wait":
+        return host, clocks.link.wait(lane.num_pending, gpu)
+    if lane.role != "kernel":
+        clocks.link.begin(seconds, host, None if lane.role == "gather" else gpu)
         return host, gpu
-    return clocks.bus.run(kernel.place, seconds, host + host_s, gpu)
+    return clocks.bus.run(lane.place, seconds, host + host_s, gpu)
 
 
 # ---- the second micro-step, which further ones would repeat --------------------------------------
@@ -313,6 +299,24 @@ _ANCHORED_RATIO = 0.11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Times of kernels, of the host and of what is beside the GPU, as ratios of the likely ones."""
+
+    kernels: float = 1.0
+    host: float = 1.0
+    beside: float = 1.0  # bus, host memory and links
+
+
+# The ends of the range, from `python -m accuracy.time_ranges`: nine of ten published steps of a
+# source lie in the range that the other sources ask for. The fastest hosts are not among those
+# sources: they take half as long per op in published steps that do not depend on the size. beside:
+# pinned copies and links, judgement.
+LIKELY = Pace()
+BEST = Pace(kernels=0.80, host=0.5, beside=0.7)
+WORST = Pace(kernels=1.60, host=2.2, beside=2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
     """How long a training step takes, and why."""
 
@@ -332,27 +336,31 @@ def estimate(
     matmul_precision: MatmulPrecision = "fp32",
     num_gpus: int = 1,
     num_micro_steps: int | None = None,
+    best: Pace | None = None,
+    worst: Pace | None = None,
 ) -> StepTime | None:
     """Return the time of a step with these ops; None if a needed rate is unknown.
 
-    If the ops are those of two micro-steps, `num_micro_steps` may be larger.
+    If the ops are those of two micro-steps, `num_micro_steps` may be larger. `best` and `worst`
+    are the ends of the range, for whoever derives them.
     """
     work = ops if isinstance(ops, Work) else work_of(ops)
     rates = Rates(model, matmul_precision, link_between(model, num_gpus))
-    kernels = _priced(work, rates, num_gpus)
-    if kernels is None:
+    if not work.kernels or (num_gpus > 1 and rates.link is None):
         return None
-    step = _Step(kernels, _parts(work, kernels, num_micro_steps))
+    priced = Prices(rates).of(work.kernels)
+    if priced is None:
+        return None
+    step = _Step(priced, sizes_of(work.kernels), _parts(work, priced, num_micro_steps))
     clocks = step.simulate(LIKELY)
-    busy_s = step.busy(LIKELY, clocks)
-    num_ops = sum(len(order.op) * times for order, times in step.parts)
+    busy_s = step.busy(clocks)
     return StepTime(
         step_s=clocks.gpu,
         gpu_busy_s=sum(busy_s.values()) - clocks.link.waited_s,
-        host_s=num_ops * LIKELY.host_s,
+        host_s=float((priced.host_s * step.counts).sum()),
         bound_by=_bound_by(busy_s, clocks),
-        low_s=step.simulate(BEST).gpu,
-        high_s=step.simulate(WORST).gpu,
+        low_s=step.simulate(best or BEST).gpu,
+        high_s=step.simulate(worst or WORST).gpu,
         waited_s=clocks.link.waited_s,
     )
 
@@ -393,63 +401,59 @@ def anchored(predicted: StepTime, reference: StepTime, measured_s: float) -> Ste
 class _Step:
     """The priced kernels of a step, and the order and repeats of its parts."""
 
-    kernels: Sequence[PricedKernel]
+    priced: Priced
+    sizes: Sizes
     parts: Sequence[tuple[Order, int]]
 
-    def _counts(self) -> list[int]:
+    @functools.cached_property
+    def seconds(self) -> Seconds:
+        """Return the seconds of each kernel."""
+        return self.priced.seconds(self.sizes)
+
+    @functools.cached_property
+    def counts(self) -> Numbers:
         """Return how often each kernel runs."""
         import numpy as np
 
-        of_parts = (
-            np.bincount(order.op, minlength=len(self.kernels)) * times
-            for order, times in self.parts
-        )
-        counts: list[int] = sum(of_parts, np.zeros(len(self.kernels), dtype=np.int64)).tolist()
+        counts = np.zeros(len(self.priced.lanes), dtype=np.int64)
+        for order, times in self.parts:
+            counts += np.bincount(order.op, minlength=len(counts)) * times
         return counts
 
     def simulate(self, pace: Pace) -> Clocks:
         """Return the clocks after the whole step."""
         import numpy as np
 
-        seconds = np.array([kernel.at(pace)[0] for kernel in self.kernels], dtype=np.float64)
+        is_gpus = np.array([lane.is_gpus for lane in self.priced.lanes], dtype=bool)
+        seconds = self.seconds * np.where(is_gpus, pace.kernels, pace.beside)
+        host_s = self.priced.host_s * pace.host
         clocks = Clocks()
         for order, repeats in self.parts:
-            paced = order.paced(seconds, pace)
+            paced = order.paced(seconds, host_s)
             for _ in range(repeats):
                 paced.run(clocks)
         clocks.end()
         return clocks
 
-    def busy(self, pace: Pace, clocks: Clocks) -> dict[Bound, float]:
+    def busy(self, clocks: Clocks) -> dict[Bound, float]:
         """Return the GPU's seconds by what bounds them."""
         busy: dict[Bound, float] = {}
-        for kernel, count in zip(self.kernels, self._counts(), strict=True):
-            if kernel.is_gpus:
-                time_s, bound = kernel.at(pace)
-                busy[bound] = busy.get(bound, 0.0) + time_s * count
+        taken_s = (self.seconds * self.counts).tolist()
+        bounds = self.priced.bounds(self.sizes)
+        for lane, bound, kernel_s in zip(self.priced.lanes, bounds, taken_s, strict=True):
+            if lane.is_gpus:
+                busy[bound] = busy.get(bound, 0.0) + kernel_s
         if clocks.link.busy_s:
             busy["communication"] = clocks.link.waited_s
         return busy
 
 
-def _priced(work: Work, rates: Rates, num_gpus: int) -> list[PricedKernel] | None:
-    """Return the priced kernels; None if a rate is unknown."""
-    bandwidth = rates.bandwidth_bytes_per_s
-    if not work.kernels or not bandwidth or (num_gpus > 1 and rates.link is None):
-        return None
-    kernels = [kernel_of(op, rates, bandwidth) for op in work.kernels]
-    known = [kernel for kernel in kernels if kernel is not None]
-    return known if len(known) == len(kernels) else None
-
-
-def _parts(
-    work: Work, kernels: Sequence[PricedKernel], num_micro_steps: int | None
-) -> list[tuple[Order, int]]:
+def _parts(work: Work, priced: Priced, num_micro_steps: int | None) -> list[tuple[Order, int]]:
     import numpy as np
 
     codes = np.array([PHASES.index(op.phase) for op in work.kernels], dtype=np.int64)
     return [
-        (Order(kernels, numbers, codes[numbers]), repeats)
+        (Order(priced.lanes, numbers, codes[numbers]), repeats)
         for numbers, repeats in parts_of_work(work, num_micro_steps)
     ]
 
@@ -470,60 +474,14 @@ def _bound_by(busy_s: Mapping[Bound, float], clocks: Clocks) -> Bound:
 # the third.
 
 _SIMULATED = 3  # micro-steps
-_GIGA = 10**9  # bytes or operations: enough for an exact difference
 
 
-class _UnitPrice(NamedTuple):
-    """The price of one kind of kernel at the likely pace."""
-
-    kernel: PricedKernel
-    flop_s: float
-    byte_s: float
-    least_s: float  # minimum time
-    fixed_s: float  # added to it, as for a collective
-
-
-class Prices:
-    """What kernels take on a GPU; each kind is priced once."""
-
-    def __init__(
-        self, model: GpuModel, matmul_precision: MatmulPrecision = "fp32", num_gpus: int = 1
-    ) -> None:
-        link = link_between(model, num_gpus) if num_gpus > 1 else None
-        self._rates = Rates(model, matmul_precision, link)
-        self.of = functools.cache(self._unit_price)
-
-    def _unit_price(
-        self, name: str, dtype: str, *, has_flops: bool, num_pending: int
-    ) -> _UnitPrice | None:
-        """Return the unit price; None if a needed rate is unknown."""
-        bandwidth = self._rates.bandwidth_bytes_per_s
-        if not bandwidth:
-            return None
-        nothing, giga = (
-            kernel_of(
-                Op(
-                    name=name,
-                    phase="forward",
-                    flops=amount * has_flops,
-                    moved_bytes=amount,
-                    dtype=dtype,
-                    num_pending=num_pending,
-                ),
-                self._rates,
-                bandwidth,
-            )
-            for amount in (0, _GIGA)
-        )
-        if nothing is None or giga is None:
-            return None
-        if not giga.is_gpus:
-            fixed_s = nothing.at(LIKELY)[0]
-            return _UnitPrice(giga, 0.0, (giga.at(LIKELY)[0] - fixed_s) / _GIGA, 0.0, fixed_s)
-        if not giga.runs:
-            return _UnitPrice(giga, 0.0, 0.0, 0.0, 0.0)
-        flop_s, byte_s = (seconds / _GIGA for seconds in giga.parts_at(LIKELY))
-        return _UnitPrice(giga, flop_s, byte_s, LIKELY.kernel_s, 0.0)
+def prices_on(
+    model: GpuModel, matmul_precision: MatmulPrecision = "fp32", num_gpus: int = 1
+) -> Prices:
+    """Return what kernels take on this many of these GPUs."""
+    link = link_between(model, num_gpus) if num_gpus > 1 else None
+    return Prices(Rates(model, matmul_precision, link))
 
 
 @dataclass(frozen=True, eq=False)
@@ -534,55 +492,45 @@ class PricedFootprint:
     prices: Prices
 
     @functools.cached_property
-    def _of_kernels(self) -> tuple[_UnitPrice, ...] | None:
-        found = [
-            self.prices.of(
-                kernel.name,
-                kernel.dtype,
-                has_flops=bool(kernel.fixed_flops or kernel.grown_flops),
-                num_pending=kernel.num_pending,
-            )
-            for kernel in self.footprint.kernels
-        ]
-        known = tuple(price for price in found if price is not None)
-        return known if len(known) == len(found) else None
+    def _kernels(self) -> Priced | None:
+        return self.prices.of([kernel.at(1) for kernel in self.footprint.kernels])
 
     @property
     def is_known(self) -> bool:
-        return self._of_kernels is not None
+        return self._kernels is not None
 
     @functools.cached_property
-    def _columns(self) -> Seconds:
-        """Return seconds of arithmetic and traffic, fixed and per example; minimum; added."""
-        import numpy as np
-
-        rows = [
-            (
-                kernel.fixed_flops * price.flop_s,
-                kernel.grown_flops * price.flop_s,
-                kernel.fixed_moved_bytes * price.byte_s,
-                kernel.grown_moved_bytes * price.byte_s,
-                price.least_s,
-                price.fixed_s,
-            )
-            for kernel, price in zip(self.footprint.kernels, self._of_kernels or (), strict=True)
-        ]
-        columns: Seconds = np.array(rows, dtype=np.float64).reshape(-1, 6).T
-        return columns
+    def _lines(self) -> tuple[Sizes, Sizes]:
+        """Return the sizes of no example, and what each example adds."""
+        fixed, one = (
+            sizes_of([kernel.at(examples) for kernel in self.footprint.kernels])
+            for examples in (0, 1)
+        )
+        return fixed, Sizes(*(more - less for less, more in zip(fixed, one, strict=True)))
 
     def seconds(self, micro_batch: int) -> Seconds:
+        """Return the seconds of each kernel at a micro-batch."""
         import numpy as np
 
-        flops, more_flops, moved, more_moved, least, on_top = self._columns
-        work = np.maximum(flops + more_flops * micro_batch, moved + more_moved * micro_batch)
-        seconds: Seconds = np.maximum(work, least) + on_top
-        return seconds
+        if self._kernels is None:
+            return np.zeros(len(self.footprint.kernels), dtype=np.float64)
+        return self._kernels.seconds(
+            Sizes(*(less + more * micro_batch for less, more in zip(*self._lines, strict=True)))
+        )
+
+    @functools.cached_property
+    def host_s(self) -> Seconds:
+        """Return the host's seconds to issue each kernel."""
+        import numpy as np
+
+        kernels = self._kernels
+        return np.zeros(len(self.footprint.kernels)) if kernels is None else kernels.host_s
 
     def order(self, op: Numbers) -> Order:
         import numpy as np
 
-        kernels = [price.kernel for price in self._of_kernels or ()]
-        return Order(kernels, op, np.zeros(len(op), dtype=np.int64))
+        lanes = () if self._kernels is None else self._kernels.lanes
+        return Order(lanes, op, np.zeros(len(op), dtype=np.int64))
 
     @functools.cached_property
     def is_counted(self) -> Flags:
@@ -597,7 +545,7 @@ class PricedFootprint:
     def optimizer_step(self) -> Paced:
         """Return the optimizer's own part of a step."""
         order = self.order(self.footprint.op[self.footprint.is_op_of_step])
-        return order.paced(self.seconds(0), LIKELY)
+        return order.paced(self.seconds(0), self.host_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -624,7 +572,7 @@ class MicroSteps:
             in_order = [first, after] if num == 1 else [first, *[middle] * (num - 2), last, after]
             seconds, clocks = self.priced.seconds(micro_batch), Clocks()
             for part in in_order:
-                part.paced(seconds, LIKELY).run(clocks)
+                part.paced(seconds, self.priced.host_s).run(clocks)
             self._known[key] = clocks
         return self._known[key]
 

@@ -14,8 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from oomph.pretending import kernels, layouts, ranks, recurrent, reductions, sparse, tensors, values
 from oomph.pretending.reductions import REDUCTIONS, Taken
-from oomph.pretending.tensors import META, Recorder, empty, is_pretended, tensors_in
-from oomph.records.trace import Op, Phase
+from oomph.pretending.tensors import META, Recorder, empty, is_pretended
 
 # ---- losses that keep a block as large as their unreduced values ---------------------------------
 # Their kernels, on the CPU as on CUDA, allocate the result at full size and then shrink it to a
@@ -200,6 +199,7 @@ class Behaviour:
         self.kind: Kind = self._kind(function, written)
         self.in_place = IN_PLACE.get(self.name)
         self.returns = bool(schema.returns)
+        self.argument_names = tuple(one.name for one in schema.arguments)
         self.is_gemm = self.name in kernels.GEMMS
         self.is_convolution = self.name in ("convolution", "convolution_backward")
         self.temporaries = _temporaries(self.name)
@@ -241,32 +241,3 @@ def _is_written(argument: Any) -> bool:
 
 def _has_kernel(function: OpOverload, key: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key))
-
-
-# ---- A call -> the FLOPs of its kernel and the bytes it moves ------------------------------------
-
-
-def work_of(
-    behaviour: Behaviour, args: Any, kwargs: Any, outputs: Any, phase: Phase, module: str = ""
-) -> Op | None:
-    """Return the work of a call, or None if none of it runs on the GPU."""
-    tensors = [tensor for tensor in tensors_in((args, kwargs)) if is_pretended(tensor)]
-    tensors += [out for out in outputs if isinstance(out, torch.Tensor) and is_pretended(out)]
-    if not tensors:
-        return None
-    written_again = tensors_in(tuple(args[i] for i in behaviour.updated if i < len(args)))
-    moved = [*tensors, *(tensor for tensor in written_again if is_pretended(tensor))]
-    flops = 0
-    if behaviour.flops is not None and outputs:
-        out = outputs[0] if len(outputs) == 1 else tuple(outputs)
-        # torch's FLOP formulas do not know overloads that take the dtype of their result.
-        given = [arg for arg in args if not isinstance(arg, torch.dtype)]
-        flops = int(behaviour.flops(*given, **kwargs, out_val=out))
-    return Op(
-        name=behaviour.name,
-        phase=phase,
-        flops=flops,
-        moved_bytes=sum(tensor.numel() * tensor.element_size() for tensor in moved),
-        dtype=str(tensors[0].dtype).removeprefix("torch."),
-        module=module,
-    )

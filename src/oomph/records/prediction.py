@@ -55,8 +55,8 @@ class Prediction:
     host_bytes: int = 0  # pinned host memory for what is offloaded
     bus_bytes: int = 0  # between GPU and host in one optimizer step
     step_s: float | None  # one optimizer step, including accumulation
-    step_low_s: float | None  # with every constant at its best
-    step_high_s: float | None  # with every constant at its worst
+    step_low_s: float | None  # nine of ten measured steps lie between these two
+    step_high_s: float | None
     step_from: StepFrom | None
     samples_per_s: float | None
     unknowns: tuple[Unknown, ...]

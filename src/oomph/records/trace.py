@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Category = Literal[
     "parameters", "gradients", "optimizer", "activations", "inputs", "temporaries", "workspace"
@@ -45,6 +45,24 @@ class Allocation:
     reduction: Reduction | None = None  # what decides the size on a card
 
 
+class Product(NamedTuple):
+    """The matrix product of a matmul or a convolution: (rows x depth) times (depth x columns).
+
+    Attention is two of them: its rows are queries, its columns keys, its depth the head's size.
+    A convolution is one by im2col: forward, its rows are positions of the result, its columns are
+    output channels, and its depth is the input channels times the window.
+    """
+
+    num: int  # products of one kernel: the batch of a bmm, the groups of a convolution
+    rows: int
+    columns: int
+    depth: int
+    window: int = 1  # places of a convolution's filter: 9 if it is 3 x 3
+    stride: int = 1  # of a convolution, along its first edge
+    is_channels_last: bool = False
+    channels: int = 0  # of one group of a convolution, the fewer of its input's and its result's
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One kernel, with what decides its time.
@@ -61,6 +79,9 @@ class Op:
     # Communication is "all_gather", "reduce_scatter" or "all_reduce": moved_bytes is what this GPU
     # sends. At a "wait" the GPU waits for all collectives so far but the last `num_pending`.
     num_pending: int = 0
+    product: Product | None = None  # for a matmul, a convolution or fused attention
+    num_views: int = 0  # that the host made since the op before: they run no kernel
+    is_strided: bool = False  # its tensors are not all laid out alike, as in a transposing copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +162,8 @@ def to_columns(trace: Trace) -> dict[str, Any]:
     def number(name: str) -> int:
         return names.setdefault(name, len(names))
 
+    products: dict[Product | None, int] = {}
+    product_of_ops = [products.setdefault(op.product, len(products)) for op in trace.ops]
     return {
         "sizes": [allocation.size_bytes for allocation in trace.allocations],
         "streams": [allocation.stream for allocation in trace.allocations],
@@ -157,6 +180,10 @@ def to_columns(trace: Trace) -> dict[str, Any]:
         "flops": [op.flops for op in trace.ops],
         "moved_bytes": [op.moved_bytes for op in trace.ops],
         "num_pending": [op.num_pending for op in trace.ops],
+        "products": list(products),
+        "product_of_ops": product_of_ops,
+        "num_views": [op.num_views for op in trace.ops],
+        "strided": [place for place, op in enumerate(trace.ops) if op.is_strided],
         "ops": [_numbers(trace.ops, field, number) for field in _OP],
         "convolutions": [_numbers(trace.convolutions, field, number) for field in _CONVOLUTION],
         "convolution_numbers": [
@@ -187,6 +214,8 @@ def from_columns(columns: dict[str, Any]) -> Trace:
     outputs = set(columns["outputs"])
     reductions = {place: _reduction(*numbers) for place, *numbers in columns["reductions"]}
     ops = _rows(columns["ops"], names, _OP)
+    strided = set(columns["strided"])
+    products = [None if each is None else Product(*each) for each in columns["products"]]
     return Trace(
         allocations=[
             Allocation(
@@ -204,11 +233,22 @@ def from_columns(columns: dict[str, Any]) -> Trace:
         step_starts=columns["step_starts"],
         phase_starts=[(start, phase) for start, phase in columns["phase_starts"]],
         ops=[
-            Op(flops=flops, moved_bytes=moved_bytes, num_pending=num_pending, **fields)
-            for flops, moved_bytes, num_pending, fields in zip(
+            Op(
+                flops=flops,
+                moved_bytes=moved_bytes,
+                num_pending=num_pending,
+                product=products[product],
+                num_views=num_views,
+                is_strided=place in strided,
+                **fields,
+            )
+            for place, flops, moved_bytes, num_pending, product, num_views, fields in zip(
+                range(len(ops)),
                 columns["flops"],
                 columns["moved_bytes"],
                 columns["num_pending"],
+                columns["product_of_ops"],
+                columns["num_views"],
                 ops,
                 strict=True,
             )

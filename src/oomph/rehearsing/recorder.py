@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import weakref
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,12 +22,13 @@ from oomph.pretending.kernels import (
     cublas_handle,
     note_convolution,
 )
-from oomph.pretending.ops import Behaviour, work_of
+from oomph.pretending.ops import Behaviour
 from oomph.pretending.ranks import GATHERED
 from oomph.pretending.reductions import Taken
 from oomph.pretending.streams import Now
 from oomph.pretending.tensors import Disguise, is_pretended, key_of, leaves_of
 from oomph.pretending.values import WRITE_OVER, Shadows
+from oomph.pretending.work import with_place, work_of
 from oomph.records.generation import generation_of
 from oomph.records.trace import Allocation, Category, Convolution, Op, Phase, Reduction, Trace
 from oomph.rehearsing.fault import in_words, users_line
@@ -82,7 +82,10 @@ class Recorder(TorchDispatchMode):
         self._behaviours = Behaviours()
         self._known = tensors.shared(torch.get_default_dtype())
         self._copied: dict[Any, tuple[int, ...]] = {}  # bytes of copied operands, per kind of call
-        self._works: dict[Any, dict[str, Op | None]] = {}  # per kind of call, by module
+        # per kind of call, by module and views before it
+        self._works: dict[Any, dict[tuple[str, int], tuple[Op, ...]]] = {}
+        self._num_views = 0  # since the last op, in one phase
+        self._viewed_in: Phase | None = None
         self._handles: set[tuple[str, int]] = set()  # of cuBLAS, those with a workspace
         self._on_death = self._make_on_death()
         ops.calibrate()
@@ -165,6 +168,9 @@ class Recorder(TorchDispatchMode):
         if Disguise.hosted and self.host.has_any(args, kwargs):
             return tensors.run_on_host(self, behaviour, function, args, kwargs)
         if kind == "view":
+            if self._viewed_in is not self.phase:
+                self._viewed_in, self._num_views = self.phase, 0
+            self._num_views += 1
             out = function(*args, **kwargs)
             if behaviour.lifts:
                 self.track(out, behaviour.label)
@@ -338,26 +344,30 @@ class Recorder(TorchDispatchMode):
             return
         key = key or key_of(behaviour, args, kwargs)
         module = self.current_module()
+        if self._viewed_in is not self.phase:
+            self._num_views = 0
         if key is None:
-            work = work_of(behaviour, args, kwargs, outputs, self.phase, module)
+            work = work_of(behaviour, args, kwargs, outputs, self.phase, module, self._num_views)
         else:
             work = self._known_work((self.phase, key), module, behaviour, args, kwargs, outputs)
-        if work is not None:
-            self.ops.append(work)
+        if work:
+            self.ops += work
+            self._num_views = 0
 
     def _known_work(
         self, key: Any, module: str, behaviour: Behaviour, args: Any, kwargs: Any, outputs: Any
-    ) -> Op | None:
-        of_module = self._works.get(key)
-        if of_module is None:
-            work = work_of(behaviour, args, kwargs, outputs, self.phase, module)
-            self._works[key] = {module: work}
-            return work
-        work = of_module.get(module, NotImplemented)
-        if work is NotImplemented:
-            known = next(iter(of_module.values()))
-            work = of_module[module] = None if known is None else replace(known, module=module)
-        return work
+    ) -> tuple[Op, ...]:
+        alike = self._works.setdefault(key, {})
+        place = module, self._num_views
+        found = alike.get(place)
+        if found is None:
+            known = next(iter(alike.values()), None)
+            if known is None:
+                found = work_of(behaviour, args, kwargs, outputs, self.phase, *place)
+            else:
+                found = with_place(known, *place)
+            alike[place] = found
+        return found
 
 
 # ---- a recording -> Trace: each allocation gets a category ---------------------------------------
