@@ -78,6 +78,27 @@ SOURCES = {
 }
 
 
+# Published times that are not predicted: source, number of them, what they are, why not.
+UNBUILT = (
+    ("dynamo dashboards", 108, "compiled", "torch.compile is not modelled"),
+    ("cs336 on H100", 50, "compiled", "torch.compile is not modelled"),
+    ("cs336 on A100", 40, "compiled", "torch.compile is not modelled"),
+    ("cs336 on A800", 18, "compiled", "torch.compile is not modelled"),
+    ("modded-nanogpt", 18, "compiled", "torch.compile is not modelled"),
+    ("nanoGPT", 1, "GPT-2", "whether it was compiled is not stated"),
+    ("torchvision", 64, "four GPUs", "DataParallel in one process is not modelled"),
+    ("cs336 on A100", 9, "transformer", "a student's own model, of which not all is published"),
+    ("dynamo dashboards", 1, "Longformer", "its length depends on the data"),
+    ("lambda, SSD and WaveGlow", 2, "WaveGlow in fp16", "apex O1 patches torch op by op"),
+    (
+        "DeepLearningExamples",
+        178,
+        "other models, several machines",
+        "CUDA graphs, TorchScript, lengths that are not stated, a network that is not stated",
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRow:
     """One published time of a step, or of a part of it."""

@@ -24,8 +24,23 @@ from oomph.store import Store
 _STORE = Store("time-rows", most_entries=4000)
 _AT_ONCE = 25  # rows in one child
 _HERE = Path(__file__).parent
-# The models and loops of the rows, and the packages whose code decides the ops.
-_MODELS = ("apex", "bert_squad", "by_tensor", "cs336", "libraries", "time_models", "transformer_xl")
+# Which modules decide the ops of a family of models, beside those of all families.
+_OF_ALL = ("time_models", "apex", "by_tensor")
+_OF_FAMILY: Mapping[str, tuple[str, ...]] = {
+    "attention": ("cs336",),
+    "attention-fused": ("cs336",),
+    "bart": ("bart",),
+    "bert-squad": ("bert_squad",),
+    "convnet": ("convnets", "libraries"),
+    "cs336": ("cs336",),
+    "cs336-by-heads": ("cs336",),
+    "cs336-own": ("cs336",),
+    "dynamo": ("dynamo",),
+    "ssd": ("ssd", "libraries"),
+    "torchvision": ("libraries",),
+    "transformer-xl": ("transformer_xl",),
+    "waveglow": ("waveglow",),
+}
 _ROOMS = ("pretending", "rehearsing", "tricks")
 _FIELDS = tuple(field.name for field in fields(Op))
 
@@ -97,19 +112,19 @@ def _prepare(capability: tuple[int, int] | None) -> None:
 def _name(row: TimeRow, model: GpuModel) -> str:
     setting = [row.model, row.num_gpus, row.precision, row.is_channels_last, row.micro_batch]
     setting += [row.size, row.torch_version.partition(".")[0], model.compute_capability]
-    decided_by = json.dumps([setting, _FIELDS, _code()])
+    decided_by = json.dumps([setting, _FIELDS, _code(row.model.partition("/")[0])])
     return hashlib.sha256(decided_by.encode()).hexdigest()[:32]
 
 
 @functools.cache
-def _code() -> str:
-    """Return a hash of the code that decides the ops, and torch's version."""
+def _code(family: str) -> str:
+    """Return a hash of the code that decides the ops of a family, and torch's version."""
     from importlib.metadata import version
 
     import oomph
 
     rooms = Path(oomph.__file__).parent
-    files = [_HERE / f"{name}.py" for name in _MODELS]
+    files = [_HERE / f"{name}.py" for name in (*_OF_ALL, *_OF_FAMILY[family])]
     files += [rooms / "records" / "trace.py", rooms / "records" / "workload.py"]
     files += sorted(path for room in _ROOMS for path in (rooms / room).rglob("*.py"))
     whole = hashlib.sha256(version("torch").encode())
