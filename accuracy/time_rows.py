@@ -2,6 +2,9 @@
 
 Times per step are the sources' own, or examples per step divided by their examples per second (of
 all GPUs). Where a source has several runs of one configuration, the row is their median.
+lambda's SSD before torch 1.13 printed the images per second of one GPU: they are the same with 1 to
+8 GPUs, and the program of that time counted one batch. Where a program switches TF32 on (the
+attention of "cs336 on A100", the dashboards), an "fp32" run is one in TF32.
 """
 
 from __future__ import annotations
