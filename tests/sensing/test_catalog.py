@@ -217,6 +217,34 @@ def test_every_model_of_the_catalogue_beyond_the_survey_is_one_that_we_added() -
     }
 
 
+# Of which NVIDIA card or form the catalogue has no figures yet, and other makers'.
+NOT_THERE = {
+    *("V100-SXM3 32GB", "H100 SXM 96GB HBM2e", "A40 46GB", "NVIDIA GH200 SXM", "NVIDIA GB200 SXM"),
+    *("Intel Gaudi 2", "Intel Gaudi 3", "AMD MI300X", "AMD MI325X", "AMD MI355X"),
+}
+
+
+def gpus_of_published_runs() -> set[str]:
+    """Names as sources give them, without remarks; those that name no card are left out."""
+    found = set()
+    for name in ("step_times", "kernel_rates", "recipes", "gpu_measurements"):
+        path = SPECS.with_name(f"{name}.csv")
+        if not path.exists():
+            pytest.skip("the published runs are not here")
+        with path.open(encoding="utf-8") as file:
+            found |= {row["gpu"] for row in csv.DictReader(file)}
+    without_remarks = {
+        re.sub(r" \(.*| class,.*| (8x )?NVLink.*| 2 nodes.*", "", gpu) for gpu in found
+    }
+    no_card = re.compile(r"not stated|any |\d+GB card|.* nodes|Colab GPU|.* / ")
+    return {gpu for gpu in without_remarks if not no_card.match(gpu)}
+
+
+def test_every_gpu_that_a_published_run_names_is_in_the_catalogue() -> None:
+    for gpu in gpus_of_published_runs() - NOT_THERE:
+        assert catalog.find(gpu).model, gpu
+
+
 # --- what people type ---------------------------------------------------------------------------
 
 
