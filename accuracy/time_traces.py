@@ -11,14 +11,14 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from accuracy.time_rows import TimeRow
 from oomph.errors import OomphError
 from oomph.records.gpu_model import GpuModel
-from oomph.records.trace import Op
+from oomph.records.trace import Op, from_columns, to_columns
 from oomph.store import Store
 
 _STORE = Store("time-rows", most_entries=4000)
@@ -42,7 +42,6 @@ _OF_FAMILY: Mapping[str, tuple[str, ...]] = {
     "waveglow": ("waveglow",),
 }
 _ROOMS = ("pretending", "rehearsing", "tricks")
-_FIELDS = tuple(field.name for field in fields(Op))
 
 
 def ops_of(row: TimeRow, model: GpuModel) -> Sequence[Op] | str:
@@ -53,7 +52,7 @@ def ops_of(row: TimeRow, model: GpuModel) -> Sequence[Op] | str:
         return "its rehearsal could not be stored"
     if isinstance(stored, str):
         return stored
-    return [Op(**dict(zip(_FIELDS, values, strict=True))) for values in stored]
+    return from_columns(stored).ops
 
 
 def rehearse_missing(rows: Sequence[tuple[TimeRow, GpuModel]]) -> None:
@@ -84,8 +83,8 @@ def _rehearse_and_store(missing: Mapping[str, tuple[TimeRow, GpuModel]]) -> None
         _STORE.write_json(name, stored)
 
 
-def _rehearsed(row: TimeRow, model: GpuModel) -> list[list[Any]] | str:
-    """In the child: the ops as lists, or what went wrong."""
+def _rehearsed(row: TimeRow, model: GpuModel) -> dict[str, Any] | str:
+    """In the child: a trace of the ops alone, or what went wrong."""
     import torch
 
     from accuracy.time_models import variant_of, workload_of
@@ -98,7 +97,10 @@ def _rehearsed(row: TimeRow, model: GpuModel) -> list[list[Any]] | str:
         trace = rehearse(workload_of(row), variant_of(row), model.compute_capability)
     except Exception as error:  # noqa: BLE001 - one model must not stop the others
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return [[getattr(op, name) for name in _FIELDS] for op in trace.ops]
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("allocations", "events", "step_starts", "phase_starts", "convolutions"), ()
+    )
+    return to_columns(replace(trace, **nothing))
 
 
 @functools.cache
@@ -112,7 +114,7 @@ def _prepare(capability: tuple[int, int] | None) -> None:
 def _name(row: TimeRow, model: GpuModel) -> str:
     setting = [row.model, row.num_gpus, row.precision, row.is_channels_last, row.micro_batch]
     setting += [row.size, row.torch_version.partition(".")[0], model.compute_capability]
-    decided_by = json.dumps([setting, _FIELDS, _code(row.model.partition("/")[0])])
+    decided_by = json.dumps([setting, _code(row.model.partition("/")[0])])
     return hashlib.sha256(decided_by.encode()).hexdigest()[:32]
 
 
