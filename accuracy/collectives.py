@@ -7,7 +7,7 @@ defines it. `nvls` reduces inside the NVLink switch, so that a GPU sends about h
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -29,6 +29,11 @@ class Collective:
     num_gpus: int
     size_bytes: int
     measured_s: float
+
+    @property
+    def name(self) -> str:
+        algorithm = self.algorithm or "nccl"
+        return f"{self.kind} {algorithm} {self.num_gpus} x {self.gpu} {self.size_bytes}"
 
     @property
     def sent_bytes(self) -> int:
@@ -62,17 +67,30 @@ def read_collectives() -> list[Collective]:
         ]
 
 
-def table() -> Iterator[str]:
-    """A line per source, algorithm and GPU; small messages apart from large ones."""
+def table(before: Mapping[str, Sequence[float]]) -> Iterator[str]:
+    """A line per source, algorithm and GPU; small messages apart from large ones.
+
+    `before` has the seconds of an earlier estimator, by name.
+    """
     yield "| source | GPU | messages | rows | predicted / measured | median error |"
     yield "|---|---|---|--:|--:|--:|"
-    groups: dict[tuple[str, ...], list[float]] = {}
+    groups: dict[tuple[str, ...], list[Collective]] = {}
     for each in read_collectives():
         size = "up to 32 MiB" if each.size_bytes <= _SMALL_BYTES else "larger"
-        if each.predicted_s is not None:
-            key = (each.source, each.gpu, " ".join([size, each.algorithm]).strip())
-            groups.setdefault(key, []).append(each.predicted_s / each.measured_s)
-    for title, ratios in groups.items():
-        error = median(abs(ratio - 1) for ratio in ratios)
-        figures = [f"{len(ratios)}", f"{median(ratios):.2f}", f"{100 * error:.0f} %"]
+        key = (each.source, each.gpu, " ".join([size, each.algorithm]).strip())
+        groups.setdefault(key, []).append(each)
+    for title, group in groups.items():
+        then = [(each, before[each.name][0]) for each in group if each.name in before]
+        now = [(each, each.predicted_s) for each in group]
+        figures = [f"{len(group)}"]
+        figures += (f"{old} -> {new}" for old, new in zip(_errors(then), _errors(now), strict=True))
         yield f"| {' | '.join([*title, *figures])} |"
+
+
+def _errors(said: Sequence[tuple[Collective, float | None]]) -> tuple[str, str]:
+    """Return the median ratio and the median error, as shown."""
+    ratios = [seconds / each.measured_s for each, seconds in said if seconds is not None]
+    if not ratios:
+        return "-", "-"
+    error = median(abs(ratio - 1) for ratio in ratios)
+    return f"{median(ratios):.2f}", f"{100 * error:.0f} %"

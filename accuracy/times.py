@@ -106,12 +106,18 @@ def of_part(ops: Sequence[Op], part: Part) -> Sequence[Op]:
 
 def score_all(rows: Sequence[TimeRow]) -> list[TimeScored]:
     began = time.perf_counter()
-    before = json.loads(_BEFORE.read_text("utf-8")) if _BEFORE.exists() else {}
+    before = before_figures()
     rehearse_missing([(row, find_gpu(row.gpu).model) for row in rows])
     scored = [score(row, before) for row in rows]
     took_s = time.perf_counter() - began
     print(f"{len(rows)} published times: {took_s:.0f} s", file=sys.stderr)
     return scored
+
+
+def before_figures() -> dict[str, list[float]]:
+    """Return the predicted seconds of the estimator before, and its range, by name."""
+    found: dict[str, list[float]] = json.loads(_BEFORE.read_text("utf-8"))
+    return found
 
 
 def drawn(rows: Sequence[TimeRow]) -> list[TimeRow]:
@@ -147,10 +153,17 @@ def write_readme(scored: Sequence[TimeScored]) -> None:
 
 
 def write_before(scored: Sequence[TimeScored]) -> None:
-    lines = [
-        f'"{each.row.name}": [{each.now.step_s:.4g}, {each.now.low_s:.4g}, {each.now.high_s:.4g}]'
+    found = {
+        each.row.name: (each.now.step_s, each.now.low_s, each.now.high_s)
         for each in scored
         if each.now is not None
+    }
+    for each in collectives.read_collectives():
+        if each.predicted_s is not None:
+            found[each.name] = (each.predicted_s,) * 3
+    lines = [
+        f'"{name}": [{", ".join(f"{figure:.4g}" for figure in figures)}]'
+        for name, figures in found.items()
     ]
     _BEFORE.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
 
@@ -295,7 +308,7 @@ def report(scored: Sequence[TimeScored]) -> Iterator[str]:
         yield "\n### Efficiency, data parallel\n"
         yield from efficiency_table(scored)
     yield "\n### Collectives\n"
-    yield from collectives.table()
+    yield from collectives.table(before_figures())
     yield "\n### Published, not predicted\n"
     yield "| source | times | what | why |"
     yield "|---|--:|---|---|"

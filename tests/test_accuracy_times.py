@@ -212,6 +212,7 @@ def test_every_row_has_a_figure_from_before() -> None:
     path = Path(times.__file__).with_name("times_before.json")
     before = json.loads(path.read_text("utf-8"))
     assert {row.name for row in ROWS} <= set(before)
+    assert {each.name for each in collectives.read_collectives()} <= set(before)
     assert all(low <= step <= high for step, low, high in before.values())
 
 
