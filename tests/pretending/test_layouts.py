@@ -118,6 +118,30 @@ def test_layer_norm_copies_a_map_whose_channels_were_moved_to_the_end() -> None:
     assert inside(normalise) == [64 * 96 * 56 * 56 * 2]
 
 
+def test_batch_norm_keeps_a_copy_of_a_map_that_was_transposed() -> None:
+    """As in point clouds and audio: Linear, transpose(1, 2), BatchNorm1d."""
+
+    def kept_bytes() -> int:
+        from oomph.rehearsing.recorder import Recorder
+        from oomph.rehearsing.rehearse import prepare
+
+        prepare((8, 0))
+        norm = torch.nn.BatchNorm1d(32, device="cuda")
+        features = torch.zeros(4, 100, 32, device="cuda", requires_grad=True)
+        with Recorder((8, 0)) as recorder:
+            normed = norm(features.transpose(1, 2))
+            assert normed.is_contiguous()
+            return sum(recorder.sizes[number] for number in _living(recorder.events))
+
+    whole = 4 * 100 * 32 * 4
+    assert in_a_child(kept_bytes) // whole == 2  # the copy and the result
+
+
+def _living(events: list[int]) -> set[int]:
+    freed = {-event - 1 for event in events if event < 0}
+    return {event - 1 for event in events if event > 0} - freed
+
+
 def test_what_lies_in_order_is_not_copied() -> None:
     def compute() -> None:
         images = torch.zeros(2, 8, 32, 32, device="cuda")

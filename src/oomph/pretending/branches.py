@@ -18,6 +18,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.overrides import enable_reentrant_dispatch
 
 from oomph.pretending import recurrent
@@ -283,10 +284,13 @@ def _batch_norm(
         and (running_mean is None) == (running_var is None)
         and (training or running_mean is not None)
     )
-    arguments = (tensor, weight, bias, running_mean, running_var, training, momentum, eps)
-    if takes_cudnn:
-        return torch.ops.aten.cudnn_batch_norm(*arguments)[0]
-    return torch.ops.aten.native_batch_norm(*arguments)[0]
+    arguments = (weight, bias, running_mean, running_var, training, momentum, eps)
+    if not takes_cudnn:
+        return torch.ops.aten.native_batch_norm(tensor, *arguments)[0]
+    # A copy of what does not lie in order is what backward keeps (Normalization.cpp,
+    # _batch_norm_impl_index).
+    in_order = tensor.contiguous(memory_format=suggest_memory_format(tensor))
+    return torch.ops.aten.cudnn_batch_norm(in_order, *arguments)[0]
 
 
 def _linear(tensor: Any, weight: Any, bias: Any = None) -> Any:

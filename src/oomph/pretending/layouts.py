@@ -151,7 +151,6 @@ COPIES: dict[str, Copies] = {
     "max_pool2d_with_indices_backward": Copies(
         _unless_in_its_layout(0, 1, like=1), are_first=False
     ),
-    "cudnn_batch_norm": Copies(_unless_in_its_layout(0, like=0), are_first=True),
     "cudnn_batch_norm_backward": Copies(_unless_in_its_layout(1, like=0), are_first=True),
     "convolution": Copies(_of_convolution(0, 1, source=0), are_first=True),
     "convolution_backward": Copies(_of_convolution(0, 1, 2, source=1), are_first=True),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import weakref
 from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -475,7 +476,8 @@ class ModuleStack:
     """
 
     def __init__(self) -> None:
-        self._names: dict[int, str] = {}
+        self._names: dict[int, str] = {}  # by id, of modules that are alive
+        self._known: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._stack = [""]
         self._numbers = [0]
         self._modules = [""]
@@ -484,7 +486,15 @@ class ModuleStack:
     def know(self, model: torch.nn.Module) -> None:
         """Learn the names of a model's modules; names of models that were known before stay."""
         for name, module in model.named_modules():
-            self._names.setdefault(id(module), name)
+            place = id(module)
+            if place not in self._known:
+                self._names[place] = name
+                self._known[place] = weakref.ref(module, partial(self._forget, place))
+
+    def _forget(self, place: int, _: object) -> None:
+        """Drop a dead module, whose id another one may get."""
+        self._names.pop(place, None)
+        self._known.pop(place, None)
 
     def __enter__(self) -> ModuleStack:
         from torch.nn.modules import module

@@ -133,3 +133,47 @@ for _ in range(3):
     states = [each.size_bytes for each in trace.allocations if each.category == "optimizer"]
     own = [64 * 16 * 4, 64 * 4, 4 * 64 * 4, 4 * 4]
     assert states == [*own, *own]  # those of the first step, and those of the second
+
+
+def test_a_loop_without_an_optimizer_goes_on_to_its_snapshot(tmp_path: Path) -> None:
+    backwards = "step().backward()\n"
+    script = HEAD + 5 * backwards + "memory._record_memory_history(max_entries=100000)\n"
+    script += backwards + 'memory._dump_snapshot("snapshot.pickle")\n'
+    trace, seen = rehearsed(tmp_path, script)
+    assert trace.recorded is not None
+    assert seen.num_optimizer_steps == 0
+
+
+SWEEP = """
+import torch
+from torch import nn
+def run(trains):
+    model = nn.Linear(1024, 1024, bias=False).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        loss = model(torch.zeros(4, 1024, device="cuda")).mean()
+        if trains:
+            loss.backward()
+            optimizer.step()
+for trains in (False, False, False, True):
+    run(trains)
+"""
+
+
+def test_models_that_a_script_has_dropped_take_no_memory(tmp_path: Path) -> None:
+    trace, seen = rehearsed(tmp_path, SWEEP)
+    live = peak = 0
+    for event in trace.events:
+        size_bytes = trace.allocations[abs(event) - 1].size_bytes
+        live += size_bytes if event > 0 else -size_bytes
+        peak = max(peak, live)
+    workspaces_bytes = sum(a.size_bytes for a in trace.allocations if a.category == "workspace")
+    # one model, its gradient and the one that is added to it
+    assert peak - workspaces_bytes < 4 * 4 * 1024 * 1024
+    assert (seen.model, seen.num_parameters) == ("Linear", 1024 * 1024)
+
+
+def test_a_model_that_was_dropped_before_the_end_is_still_described(tmp_path: Path) -> None:
+    once = SWEEP.replace("range(2)", "range(1)").replace("(False, False, False, True)", "(True,)")
+    _, seen = rehearsed(tmp_path, once)
+    assert (seen.model, seen.num_parameters, seen.precision) == ("Linear", 1024 * 1024, "fp32")

@@ -160,7 +160,11 @@ class Loop:
         self.rounds_of_step: list[int] = [0]  # per step; optimizers stepping together are one round
         self._num_backwards_before = 0  # as of the last round
         self.num_closures = 0  # backwards inside the current step
-        self.roots: dict[int, torch.nn.Module] = {}  # modules called from outside, in training
+        # Modules called from outside, in training. Held weakly: what a script drops is gone.
+        self.roots: weakref.WeakValueDictionary[int, torch.nn.Module] = (
+            weakref.WeakValueDictionary()
+        )
+        self.of_models: set[int] = set()  # allocations of their parameters and buffers
         self.given = Given()
         # Per model: backwards so far, events so far, and the allocations of its output.
         self._returned: dict[int, tuple[int, int, set[int]]] = {}
@@ -175,6 +179,7 @@ class Loop:
         self.recorded: tuple[int, int] | None = None  # the events of its last snapshot
         # Called before a model is first trained, and after enough steps.
         self.on_training: Callable[[torch.nn.Module], None] = lambda _: None
+        self.on_trained: Callable[[], None] = lambda: None  # after each backward
         self.finish: Callable[[], None] = lambda: None
         # Whether the script records its own memory; asked once, after enough steps.
         self.will_record: Callable[[], bool] = lambda: False
@@ -240,6 +245,7 @@ class Loop:
             self.roots[id(module)] = module
             self.modules.know(module)
             self.on_training(module)
+            self.of_models |= self.recorder.numbers_of([*module.parameters(), *module.buffers()])
         if not is_trained:
             if self.recorder.phase in ("build", "input") and any(True for _ in module.parameters()):
                 self.enter("forward")
@@ -304,10 +310,15 @@ class Loop:
             self.num_backwards += 1
             self.backwards_of_step[-1] += 1
             self.num_closures += self.is_stepping
-            is_by_hand = not self.alive() and self.num_backwards >= _MOST_BACKWARDS
+            self.on_trained()
+            is_by_hand = self._is_by_hand() and not self._is_about_to_record()
             if is_by_hand or self.num_closures >= MOST_CLOSURES:
                 self.finish()
             self.enter("step" if self.is_stepping else "input")
+
+    def _is_by_hand(self) -> bool:
+        """Return whether the script updates its parameters without an optimizer, and did so."""
+        return not self.alive() and self.num_backwards >= _MOST_BACKWARDS
 
     def gradient(self, work: Callable[[], Any]) -> Any:
         """Run `torch.autograd.grad`: part of a loss, or training without `.grad`."""
@@ -401,14 +412,15 @@ class Loop:
         if self.recording_since is None:
             return
         self.recorded = self.recording_since, len(self.recorder.events)
-        if self.stepping() and self.is_enough():
+        if self._is_by_hand() or (self.stepping() and self.is_enough()):
             self.finish()
 
     def _is_about_to_record(self) -> bool:
         """Return whether a script that records a later step has not written it yet."""
         if self._awaits_recording is None:
             self._awaits_recording = self.will_record()
-        is_early = max(self.num_steps.values()) < _MOST_STEPS_BEFORE_RECORDING
+        num_done = max(self.num_steps.values(), default=self.num_backwards)
+        is_early = num_done < _MOST_STEPS_BEFORE_RECORDING
         return self._awaits_recording and is_early and self.recorded is None
 
     def is_enough(self) -> bool:

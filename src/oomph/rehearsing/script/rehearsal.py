@@ -7,7 +7,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -157,6 +157,7 @@ class Observed:
         self.approximations: set[str] = set()
         self._low: Any = None
         self._scales = self._checkpoints = False
+        self._models = _Models()
 
     def install(self) -> None:
         from torch.utils import checkpoint
@@ -184,19 +185,16 @@ class Observed:
         """Return everything except the batch size, which needs more than the loop."""
         from oomph.pretending.branches import COMPILE
 
-        models = _outermost(list(loop.roots.values()))
-        parameters = {
-            id(p): p for model in models for p in model.parameters() if not tensors.is_blank(p)
-        }.values()
+        self.note_models(loop)
         optimizer = next((one for _, one in loop.alive()), None)
         group = optimizer.param_groups[0] if optimizer is not None else {}
         learning_rate = group.get("lr")
         num_steps = sum(loop.num_steps.values())
         return Seen(
-            model=_named(models) or None,
-            num_parameters=sum(p.numel() for p in parameters),
-            num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
-            parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+            model=self._models.name or None,
+            num_parameters=self._models.num_parameters,
+            num_trainable=self._models.num_trainable,
+            parameter_bytes=self._models.parameter_bytes,
             optimizer=None if optimizer is None else type(optimizer).__name__,
             is_fused=group.get("fused"),
             is_foreach=group.get("foreach"),
@@ -207,7 +205,7 @@ class Observed:
             num_optimizer_steps=num_steps,
             num_optimizers=len(loop.stepping()),
             num_backwards=max(loop.backwards_of_step[0], 1),
-            precision=self._precision(parameters),
+            precision=self._precision(),
             checkpointing=self._checkpointing(),
             uses_compile=COMPILE in self.approximations,
             uses_grad_scaler=self._scales,
@@ -225,15 +223,21 @@ class Observed:
             ),
         )
 
+    def note_models(self, loop: Loop) -> None:
+        """Note the models that are trained now: a script may drop them before its end."""
+        models = _outermost(list(loop.roots.values()))
+        if models:
+            self._models = _Models.of(models)
+
     def _checkpointing(self) -> str:
         if self._how is not None and self._how.checkpointing != "none":
             return "by oomph"
         return "by the script" if self._checkpoints else "none"
 
-    def _precision(self, parameters: Any) -> str:
+    def _precision(self) -> str:
         if self._low is not None:
             return _SHORT.get(self._low, str(self._low))
-        dtypes = {p.dtype for p in parameters if p.is_floating_point()}
+        dtypes = self._models.dtypes
         if dtypes == {torch.bfloat16}:
             return "pure-bf16"
         if dtypes == {torch.float16}:
@@ -241,6 +245,30 @@ class Observed:
         if dtypes == {torch.float64}:
             return "fp64"
         return "fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """What a script trains."""
+
+    name: str = ""
+    num_parameters: int = 0
+    num_trainable: int = 0
+    parameter_bytes: int = 0
+    dtypes: frozenset[torch.dtype] = frozenset()
+
+    @classmethod
+    def of(cls, models: list[torch.nn.Module]) -> _Models:
+        parameters = {
+            id(p): p for model in models for p in model.parameters() if not tensors.is_blank(p)
+        }.values()
+        return cls(
+            name=_named(models),
+            num_parameters=sum(p.numel() for p in parameters),
+            num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
+            parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+            dtypes=frozenset(p.dtype for p in parameters if p.is_floating_point()),
+        )
 
 
 def _named(models: list[torch.nn.Module]) -> str:
@@ -263,12 +291,12 @@ def _accumulation(loop: Loop) -> int:
 def trace_of(loop: Loop, micro_batch: int) -> Trace:
     """Return the labelled recording. If there are more than two steps, it marks the last two."""
     buffers = [buffer for module in loop.roots.values() for buffer in module.buffers()]
-    parameters = [reference() for reference in list(loop.parameters.values())]
+    parameters: list[Any] = [reference() for reference in list(loop.parameters.values())]
     of_states = [value for _, optimizer in loop.alive() for value in states_of(optimizer)]
     trace = labelled(
         loop.recorder,
         micro_batch,
-        parameters=loop.recorder.numbers_of(parameters + buffers),
+        parameters=loop.of_models | loop.recorder.numbers_of(parameters + buffers),
         gradients=loop.gradients,
         states=loop.states | loop.recorder.numbers_of(of_states),
         outputs=set(),  # the loop saw what the script keeps of them
@@ -299,6 +327,7 @@ class Rehearsal:
         self.loaders = Loaders(loop, self.batch_size)
         self._switched = Switched(overrides, loop)
         loop.on_training = self._before_training
+        loop.on_trained = lambda: self.observed.note_models(loop)
         loop.finish = self.finish
         if overrides.first is None:  # a plan's rehearsals of two steps are compared part by part
             loop.will_record = self._will_record
