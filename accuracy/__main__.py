@@ -84,6 +84,7 @@ def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int
     from accuracy.workloads import variant_of, workload_of
     from oomph.predicting.demand import replay_trace
     from oomph.predicting.prediction import assemble
+    from oomph.predicting.reductions import sized_on
     from oomph.predicting.speed import estimate
     from oomph.rehearsing.rehearse import prepare, rehearse
     from oomph.verbs.gpus import find_gpu
@@ -95,7 +96,7 @@ def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int
     workload = workload_of(row, zero_grad_late=zero_grad_late)
     trace, card = rehearse(workload, variant, capability), card_of(row.source)
     limit_bytes = card.usable.likely_bytes - card.context.likely_bytes
-    limited = replay_trace(trace, limit_bytes=limit_bytes)
+    limited = replay_trace(sized_on(trace, card.multiprocessors), limit_bytes=limit_bytes)
     limited_bytes = limited.peak_reserved_bytes + card.context.likely_bytes
     model = find_gpu(row.source.gpu).model
     time = estimate(trace.ops, model, num_micro_steps=row.accumulation)
@@ -106,6 +107,7 @@ def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int
 def card_of(source: Source) -> Card:
     """The GPU of a source, with as much of the context as its figures have."""
     from oomph.predicting.overhead import context, cudnn, usable_bytes
+    from oomph.sensing.target import multiprocessors_of
     from oomph.verbs.gpus import find_gpu
 
     model, version = find_gpu(source.gpu).model, source.torch_version
@@ -129,6 +131,7 @@ def card_of(source: Source) -> Card:
         context=told,
         cudnn=of_cudnn,
         tf32=model.tf32,
+        multiprocessors=multiprocessors_of(model),
     )
 
 

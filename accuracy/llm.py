@@ -114,6 +114,7 @@ def _predict(row: LlmRow) -> tuple[Prediction | None, float | None, Kind]:
     from oomph.predicting.prediction import assemble
     from oomph.predicting.speed import estimate
     from oomph.rehearsing.rehearse import prepare, rehearse
+    from oomph.sensing.target import multiprocessors_of
     from oomph.verbs.gpus import find_gpu
 
     model = find_gpu(row.gpu).model
@@ -126,7 +127,12 @@ def _predict(row: LlmRow) -> tuple[Prediction | None, float | None, Kind]:
     if row.source.kind == "time":
         return None, step_s, kind
     inside = context(model, row.source.torch_version) if row.source.kind == "device" else _NOTHING
-    card = Card(name=row.gpu, usable=usable_bytes(model), context=inside)
+    card = Card(
+        name=row.gpu,
+        usable=usable_bytes(model),
+        context=inside,
+        multiprocessors=multiprocessors_of(model),
+    )
     variant = row.variant
     if row.num_ranks > 1:  # for the bar: several GPUs have a wider one
         variant = replace(variant, num_gpus=row.num_ranks)

@@ -45,9 +45,7 @@ class Target:
 
     @property
     def multiprocessors(self) -> Multiprocessors:
-        """Return how many blocks of threads the GPU runs at once; a common GPU's if unknown."""
-        num = self.model.num_sms or DEFAULT_NUM_SMS
-        return Multiprocessors(num, generation_of(self.capability).threads_per_sm)
+        return multiprocessors_of(self.model)
 
     def with_torch(self, torch_version: str) -> Ready:
         """Add the figures for one torch version, including those `oomph calibrate` measured."""
@@ -119,6 +117,12 @@ class Ready:
         because = f"of which {ratio:.0%} may be used"
         usable = _changed(self.card.usable, lambda size: int(size * ratio), because)
         return replace(self.card, usable=usable)
+
+
+def multiprocessors_of(model: GpuModel) -> Multiprocessors:
+    """Return how many blocks of threads a GPU runs at once; a common GPU's if unknown."""
+    generation = generation_of(model.compute_capability or DEFAULT_CAPABILITY)
+    return Multiprocessors(model.num_sms or DEFAULT_NUM_SMS, generation.threads_per_sm)
 
 
 def _changed(usable: Interval, change: Callable[[int], int], because: str) -> Interval:
