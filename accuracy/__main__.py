@@ -32,13 +32,13 @@ class Scored:
     row: Row
     prediction: Prediction | None  # None: it could not be rehearsed
     remarks: tuple[str, ...]
-    kind: Kind = "other model"
+    kind: Kind | None = None  # None: its bar is open, and nothing is learnt for others
 
     @property
     def residual(self) -> Residual | None:
         """Return how far the measurement lies outside what is predicted by name."""
         measured = self.row.measured_mib
-        if measured is None or self.prediction is None:
+        if measured is None or self.prediction is None or self.kind is None:
             return None
         figures = bars.Measured(measured_mib=measured)
         name = self.row.source.name
@@ -79,7 +79,7 @@ def score(row: Row) -> Scored:
     return Scored(row=row, prediction=prediction, remarks=tuple(remarks), kind=kind)
 
 
-def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int, Kind]:
+def _predict(row: Row, *, zero_grad_late: bool = False) -> tuple[Prediction, int, Kind | None]:
     """The prediction, what NVML would show at most where the card ends, and the kind of model."""
     from accuracy.workloads import variant_of, workload_of
     from oomph.predicting.demand import replay_trace

@@ -62,8 +62,9 @@ def residual_of(
     return Residual(kind=kind, source=source, what=what, outside_ratio=ratio)
 
 
-def kind_of_trace(trace: Trace, num_gpus: int) -> Kind:
-    return kind_of(trace.ops, num_gpus)
+def kind_of_trace(trace: Trace, num_gpus: int) -> Kind | None:
+    """Return the kind; None while cuDNN measures, because the bar then reaches the card's end."""
+    return None if trace.measures_convolutions else kind_of(trace.ops, num_gpus)
 
 
 def write(found: Sequence[Residual], references: dict[str, str]) -> None:

@@ -20,6 +20,7 @@ from statistics import median
 from accuracy import bars
 from accuracy.llm_rows import LLM_ROWS
 from accuracy.llm_sources import UNBUILT, LlmRow, LlmSource
+from accuracy.segmentation import SEGMENTATION_ROWS
 from oomph.predicting.overhead import Interval
 from oomph.predicting.prediction import Card
 from oomph.predicting.residuals import Kind, Residual
@@ -37,7 +38,7 @@ class LlmScored:
     row: LlmRow
     prediction: Prediction | None  # None: only the time was asked for
     step_s: float | None
-    kind: Kind = "other model"
+    kind: Kind | None = None  # None: its bar is open, and nothing is learnt for others
 
     @property
     def predicted_bytes(self) -> int:
@@ -74,7 +75,7 @@ class LlmScored:
     def residual(self) -> Residual | None:
         """Return how far the measurement lies outside what is predicted by name."""
         row, whole = self.row, self.prediction
-        if row.measured_mib is None or whole is None:
+        if row.measured_mib is None or whole is None or self.kind is None:
             return None
         measured = bars.Measured(
             measured_mib=row.measured_mib,
@@ -97,7 +98,7 @@ def score_all(rows: Sequence[LlmRow]) -> Iterator[LlmScored]:
     """Each in a child; rows with the same trace once."""
     from oomph.rehearsing.child import in_a_child
 
-    known: dict[str, tuple[Prediction | None, float | None, Kind]] = {}
+    known: dict[str, tuple[Prediction | None, float | None, Kind | None]] = {}
     for row in rows:
         began = time.perf_counter()
         name = f"{row.source.name} {row.same_as or row.what}"
@@ -109,7 +110,7 @@ def score_all(rows: Sequence[LlmRow]) -> Iterator[LlmScored]:
         yield LlmScored(row=row, prediction=prediction, step_s=step_s, kind=kind)
 
 
-def _predict(row: LlmRow) -> tuple[Prediction | None, float | None, Kind]:
+def _predict(row: LlmRow) -> tuple[Prediction | None, float | None, Kind | None]:
     from oomph.predicting.overhead import context, usable_bytes
     from oomph.predicting.prediction import assemble
     from oomph.predicting.speed import estimate
@@ -131,6 +132,7 @@ def _predict(row: LlmRow) -> tuple[Prediction | None, float | None, Kind]:
         name=row.gpu,
         usable=usable_bytes(model),
         context=inside,
+        tf32=model.tf32,
         multiprocessors=multiprocessors_of(model),
     )
     variant = row.variant
@@ -238,7 +240,8 @@ def unbuilt() -> Iterator[str]:
 
 def scored(only: str) -> list[LlmScored]:
     """Predict the rows with these words in their source or name."""
-    return list(score_all([row for row in LLM_ROWS if only in f"{row.source.name} {row.what}"]))
+    rows = (*LLM_ROWS, *SEGMENTATION_ROWS)
+    return list(score_all([row for row in rows if only in f"{row.source.name} {row.what}"]))
 
 
 def report(scored: Sequence[LlmScored], *, is_whole: bool) -> list[str]:

@@ -2,8 +2,9 @@
 
 Nothing here was measured by this project. The rows are not unseen: what the scripts keep alive,
 where xMem calls zero_grad and what some kernels take beside their outputs was found by looking
-for the reason where a row was off. No predicted figure has a number that was fitted to them; the
-widths of the error bar (predicting/prediction.py) were chosen after seeing them.
+for the reason where a row was off. No predicted figure has a number that was fitted to them. Which
+rules of cuDNN's workspaces are likely was chosen with the convolutional rows in view, and the
+widths of the error bar follow from what is left of all rows (accuracy/bars.py).
 """
 
 from __future__ import annotations

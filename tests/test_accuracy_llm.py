@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from accuracy import hugging_face, litgpt, llm, mpt, nanotron, shapes, torchtitan, torchtune
+from accuracy import (
+    hugging_face,
+    litgpt,
+    llm,
+    mpt,
+    nanotron,
+    segmentation,
+    shapes,
+    torchtitan,
+    torchtune,
+)
 from accuracy.litgpt import Tuning
 from accuracy.llm_rows import LLM_ROWS
 from accuracy.llm_sources import UNBUILT, LlmRow, LlmSource
@@ -159,3 +169,15 @@ def test_the_summary_counts_what_is_much_too_low_and_the_ratio_of_times() -> Non
     assert any("| 2 | 4.5 % | 9.1 % | 2 of 2 | 1 |" in line for line in lines)
     assert "| a | 2 | 0.50 | - |" in lines
     assert "False alarms: 0 of 2." in lines
+
+
+def test_the_segmentation_model_is_as_large_as_published() -> None:
+    found = _parameters(lambda: segmentation.Fcn((3, 4, 6, 3)))
+    assert found // 1_000_000 == segmentation.PARAMETERS_MILLIONS
+
+
+def test_a_figure_in_gb_is_measured_with_both_readings() -> None:
+    for row, gb in zip(segmentation.SEGMENTATION_ROWS, (5.7, 9.2, 6.5, 10.4), strict=True):
+        assert row.measured_mib is not None
+        assert row.measured_mib - row.rounding_mib <= gb * 1000
+        assert row.measured_mib + row.rounding_mib >= gb * 1024
