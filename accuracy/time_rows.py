@@ -95,7 +95,7 @@ UNBUILT = (
     ("lambda, SSD and WaveGlow", 2, "WaveGlow in fp16", "apex O1 patches torch op by op"),
     (
         "DeepLearningExamples",
-        178,
+        138,
         "other models, several machines",
         "CUDA graphs, TorchScript, lengths that are not stated, a network that is not stated",
     ),

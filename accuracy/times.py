@@ -153,11 +153,12 @@ def write_readme(scored: Sequence[TimeScored]) -> None:
 
 
 def write_before(scored: Sequence[TimeScored]) -> None:
-    found = {
-        each.row.name: (each.now.step_s, each.now.low_s, each.now.high_s)
-        for each in scored
-        if each.now is not None
-    }
+    """Keep the figures of these rows; those of the others stay as they are."""
+    names = {row.name for row in read_rows()}
+    found = {name: tuple(said) for name, said in before_figures().items() if name in names}
+    for row in scored:
+        if row.now is not None:
+            found[row.row.name] = (row.now.step_s, row.now.low_s, row.now.high_s)
     for each in collectives.read_collectives():
         if each.predicted_s is not None:
             found[each.name] = (each.predicted_s,) * 3

@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from accuracy import bert_squad, collectives, cs336, libraries, ssd, time_traces, times, waveglow
+from accuracy import (
+    bert_squad,
+    collectives,
+    cs336,
+    libraries,
+    ssd,
+    time_traces,
+    times,
+    transformer_xl,
+    waveglow,
+)
 from accuracy.time_models import workload_of
 from accuracy.time_rows import SOURCES, UNBUILT, TimeRow, read_rows
 from accuracy.times import Range, TimeScored
@@ -96,6 +106,13 @@ def parameters(make: Callable[[], Any]) -> int:
         (
             lambda: cs336.Transformer(cs336.SIZES["small"], 128),
             2 * 10_000 * 768 + 768 + 12 * (4 * 768**2 + 3 * 768 * 3072 + 2 * 768),
+        ),
+        # Transformer-XL base, with clusters of words, as its program prints it ("#params").
+        (
+            lambda: transformer_xl.TransformerXl(
+                transformer_xl.SIZES["base"], 4, 2, transformer_xl.Clusters(512, 1)
+            ),
+            191_950_298,
         ),
         # 268.29 million with 512 channels in the paper on WaveFlow (Ping et al., 2020).
         (waveglow.WaveGlow, 268_294_760),
