@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from oomph.records.verification import Measured, Measurement, OnGpu, Recorded, S
 from oomph.records.workload import Variant
 from oomph.rehearsing.self_test import tiny_workload
 from oomph.sensing.held import held
+from oomph.verifying import measuring
 from oomph.verifying.children import driver_nodes, measure_apart, with_device_bytes
 from oomph.verifying.measuring import Follower, measure_workload, recorded_of
 
@@ -59,11 +61,15 @@ def test_requests_and_frees_are_numbered_and_the_line_is_the_users() -> None:
     assert found.is_whole
 
 
-def test_steps_that_the_loss_scaler_skipped_are_left_out() -> None:
-    events = [mark(1), alloc(1, 10, 2), mark(3), alloc(2, 20, 4), *free(1, 5), mark(6)]
+def test_of_steps_that_the_loss_scaler_skipped_only_what_stays_counts() -> None:
+    events = [
+        *(mark(1), alloc(1, 10, 2), alloc(8, 80, 2), mark(3)),
+        *(alloc(2, 20, 4), *free(1, 5), mark(6)),
+    ]
     found = recorded_of(events, [(1, True), (3, False), (6, True)])
-    assert found.sizes == (20,)
-    assert found.events == (1,)  # the block of the skipped step is not freed, either
+    assert found.sizes == (80, 20)
+    assert found.events == (1, 2)  # the block that the skipped step dropped is not freed, either
+    assert found.marks == (0, 2)
 
 
 def test_a_snapshot_that_the_script_takes_is_no_mark() -> None:
@@ -106,6 +112,51 @@ def test_on_a_gpu_some_steps_are_timed_after_those_that_are_recorded() -> None:
     assert found.measured.step_s is not None
     assert found.measured.step_s > 0
     assert len(found.recorded.marks) == 3
+
+
+def test_a_batch_is_made_once_for_all_steps_that_are_timed() -> None:
+    made: list[int] = []
+    workload = tiny_workload()
+
+    def batch(num_examples: int) -> Any:
+        made.append(num_examples)
+        return workload.batch(num_examples)
+
+    variant = Variant(micro_batch=4, accumulation=2)
+    measure_workload(replace(workload, batch=batch), variant, EMULATED)
+    assert made == [4] * (2 * 2 + 1)  # two recorded steps of two, and one more
+
+
+@pytest.fixture
+def scaled_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Measurement]:
+    """A run in fp16 whose loss scaler begins with this scale."""
+
+    def run(scale: float) -> Measurement:
+        scaler = torch.amp.GradScaler
+        monkeypatch.setattr(measuring, "_scaler", lambda: scaler("cuda", init_scale=scale))
+        return measure_workload(tiny_workload(), Variant(micro_batch=4, precision="fp16"), EMULATED)
+
+    return run
+
+
+def test_steps_that_a_loss_scaler_skips_are_counted_and_left_out(
+    scaled_by: Callable[[float], Measurement],
+) -> None:
+    plain, skipping = scaled_by(1.0), scaled_by(2.0**28)
+    assert "the loss scaler skipped" not in plain.measured.notes[0]
+    assert "the loss scaler skipped" in skipping.measured.notes[0]
+    assert skipping.measured.num_steps == plain.measured.num_steps
+    assert len(skipping.recorded.marks) == 3
+    assert sorted(skipping.recorded.sizes) == sorted(plain.recorded.sizes)
+
+
+def test_a_run_of_skipped_steps_alone_is_not_compared_request_by_request(
+    scaled_by: Callable[[float], Measurement],
+) -> None:
+    found = scaled_by(2.0**126)
+    assert found.measured.num_steps == 0
+    assert not found.recorded.is_whole
+    assert "the loss scaler skipped 12 of the first steps" in found.measured.notes[0]
 
 
 def test_on_an_emulated_gpu_no_time_is_known() -> None:

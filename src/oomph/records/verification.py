@@ -74,8 +74,8 @@ class Measured:
     num_steps: int  # that the optimizer made
     num_timed: int  # steps in `step_s`
     ran_out: bool = False  # of the GPU's memory; the figures are then those until it did
-    tf32: bool = False  # torch.backends.cuda.matmul.allow_tf32 after training
-    cudnn_benchmark: bool = False
+    tf32: bool | None = None  # torch.backends.cuda.matmul.allow_tf32, after training
+    cudnn_benchmark: bool | None = None
     notes: tuple[str, ...] = ()  # what limits the comparison
 
 
