@@ -6,11 +6,14 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 from conftest import OnMachine
+from hypothesis import given
+from hypothesis import strategies as st
 from nvml.machine import GIB, MIB, Gpu, Proc
 from torch import nn
 
@@ -81,6 +84,31 @@ def test_a_snapshot_that_the_script_takes_is_no_mark() -> None:
 
 def test_a_history_that_lost_its_marks_is_not_whole() -> None:
     assert not recorded_of([alloc(1, 10, 1)], [(0, True), (2, True)]).is_whole
+
+
+@given(
+    st.lists(st.sampled_from(["alloc", "free", "mark", "skip"]), max_size=40),
+    st.randoms(use_true_random=False),
+)
+def test_whatever_was_skipped_only_live_blocks_are_freed(what: list[str], random: Random) -> None:
+    events, marks, live = [mark(0)], [(0, True)], list[int]()
+    for at, action in enumerate(what, 1):
+        if action == "alloc":
+            live.append(at)
+            events.append(alloc(at, at, at))
+        elif action == "free" and live:
+            events += free(live.pop(random.randrange(len(live))), at)
+        elif action in ("mark", "skip"):
+            events.append(mark(at))
+            marks.append((at, action == "mark"))
+    found = recorded_of(events, marks)
+    held: set[int] = set()
+    for event in found.events:
+        assert (event > 0) == (abs(event) not in held)
+        held ^= {abs(event)}
+    assert len(found.sizes) == sum(event > 0 for event in found.events)
+    assert len(found.marks) == sum(is_made for _, is_made in marks)
+    assert found.marks == tuple(sorted(found.marks))
 
 
 # ---- following a run -------------------------------------------------------------------------
