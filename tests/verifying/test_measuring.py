@@ -309,9 +309,9 @@ def test_the_nodes_of_the_driver_are_found_by_name(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 def test_a_real_gpu_is_measured_with_times_and_the_drivers_figure() -> None:
-    from oomph.verifying.verifier import bench_here
+    from oomph.verifying.verifier import gpu_here
 
-    found = measure_apart(tiny_workload(), VARIANT, bench_here(None).gpu)
+    found = measure_apart(tiny_workload(), VARIANT, gpu_here(None).gpu)
     assert found.measured.num_timed >= 5
     assert found.measured.step_s is not None
     assert found.recorded.is_whole
