@@ -16,7 +16,7 @@ from oomph.records.verification import Verification, Verified
 from oomph.units import format_bytes, format_time
 from oomph.verbs.verify import load_verification
 from oomph.verifying.judging import predicted_of
-from oomph.verifying.verifier import foresee_animal, target_of_site
+from oomph.verifying.verifier import predict_zoo_model, target_of_site
 
 _DIRECTORY = Path(__file__).parent / "verified"
 _HEAD = (
@@ -62,7 +62,7 @@ def today(then: Verified, of: Verification) -> Verified:
         return then
     target = target_of_site(of.site)
     try:
-        foreseen = foresee_animal(then.name, of.scale, target)
+        foreseen = predict_zoo_model(then.name, of.scale, target)
     except KeyError:  # the zoo has no such model any more
         return replace(then, predicted=None)
     if isinstance(foreseen, OomphError):

@@ -182,6 +182,22 @@ def test_a_script_that_does_more_than_in_its_rehearsal_is_found(
     assert "note: memory went on growing: at most" in text
 
 
+def test_steps_that_a_scripts_loss_scaler_skips_are_left_out(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scaled = SCRIPT.replace("loss.backward()", "scaler.scale(1000 * loss).backward()").replace(
+        "optimizer.step()", "scaler.step(optimizer)\n    scaler.update()"
+    )
+    made = 'scaler = torch.amp.GradScaler("cuda", init_scale=2.0**127)\nfor step in'
+    (project / "train.py").write_text(scaled.replace("for step in", made))
+    code, found = verified(capsys, "train.py", *EMULATE, "--", "100")
+    assert code == 0
+    (one,) = found["verified"]
+    assert "the loss scaler skipped" in one["measured"]["notes"][0]
+    assert one["measured"]["num_steps"] == 3
+    assert one["sequence"]["num_matched"] > 40
+
+
 @pytest.mark.usefixtures("project")
 def test_a_script_that_ends_too_early_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "train.py", *EMULATE, "--", "1"]) == 2

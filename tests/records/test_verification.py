@@ -88,6 +88,7 @@ def test_a_file_of_a_users_own_model_names_no_file_no_line_and_no_error(tmp_path
     own = replace(
         verified("train_secret.py:workload", sequence=SEQUENCE),
         problem="not trained: FileNotFoundError: /home/bob/data.bin",
+        assumed=("values copied to the host: taken as 0, at secret.py:3",),
     )
     found = zoo(own, kind="workload")
     text = as_json(without_private_parts(found))
@@ -102,6 +103,12 @@ def test_a_file_of_a_users_own_model_names_no_file_no_line_and_no_error(tmp_path
     first = read.verified[0].sequence
     assert first is not None
     assert [(each.size_bytes, each.num_blocks) for each in first.only_recorded] == [(8 << 20, 2)]
+
+
+def test_an_error_of_the_zoo_is_posted_without_its_paths() -> None:
+    failed = replace(verified(), problem=r"not trained: no kernel image in /home/bob/t.so, C:\bob")
+    posted = without_private_parts(zoo(failed)).verified[0].problem
+    assert posted == "not trained: no kernel image in ... ..."
 
 
 def test_the_figures_of_a_file_are_those_that_were_measured() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 from conftest import OnMachine
+from hypothesis import given
+from hypothesis import strategies as st
 from nvml.machine import GIB, MIB, Gpu, Proc
 from torch import nn
 
@@ -19,6 +23,7 @@ from oomph.records.verification import Measured, Measurement, OnGpu, Recorded, S
 from oomph.records.workload import Variant
 from oomph.rehearsing.self_test import tiny_workload
 from oomph.sensing.held import held
+from oomph.verifying import measuring
 from oomph.verifying.children import driver_nodes, measure_apart, with_device_bytes
 from oomph.verifying.measuring import Follower, measure_workload, recorded_of
 
@@ -59,11 +64,15 @@ def test_requests_and_frees_are_numbered_and_the_line_is_the_users() -> None:
     assert found.is_whole
 
 
-def test_steps_that_the_loss_scaler_skipped_are_left_out() -> None:
-    events = [mark(1), alloc(1, 10, 2), mark(3), alloc(2, 20, 4), *free(1, 5), mark(6)]
+def test_of_steps_that_the_loss_scaler_skipped_only_what_stays_counts() -> None:
+    events = [
+        *(mark(1), alloc(1, 10, 2), alloc(8, 80, 2), mark(3)),
+        *(alloc(2, 20, 4), *free(1, 5), mark(6)),
+    ]
     found = recorded_of(events, [(1, True), (3, False), (6, True)])
-    assert found.sizes == (20,)
-    assert found.events == (1,)  # the block of the skipped step is not freed, either
+    assert found.sizes == (80, 20)
+    assert found.events == (1, 2)  # the block that the skipped step dropped is not freed, either
+    assert found.marks == (0, 2)
 
 
 def test_a_snapshot_that_the_script_takes_is_no_mark() -> None:
@@ -75,6 +84,31 @@ def test_a_snapshot_that_the_script_takes_is_no_mark() -> None:
 
 def test_a_history_that_lost_its_marks_is_not_whole() -> None:
     assert not recorded_of([alloc(1, 10, 1)], [(0, True), (2, True)]).is_whole
+
+
+@given(
+    st.lists(st.sampled_from(["alloc", "free", "mark", "skip"]), max_size=40),
+    st.randoms(use_true_random=False),
+)
+def test_whatever_was_skipped_only_live_blocks_are_freed(what: list[str], random: Random) -> None:
+    events, marks, live = [mark(0)], [(0, True)], list[int]()
+    for at, action in enumerate(what, 1):
+        if action == "alloc":
+            live.append(at)
+            events.append(alloc(at, at, at))
+        elif action == "free" and live:
+            events += free(live.pop(random.randrange(len(live))), at)
+        elif action in ("mark", "skip"):
+            events.append(mark(at))
+            marks.append((at, action == "mark"))
+    found = recorded_of(events, marks)
+    held: set[int] = set()
+    for event in found.events:
+        assert (event > 0) == (abs(event) not in held)
+        held ^= {abs(event)}
+    assert len(found.sizes) == sum(event > 0 for event in found.events)
+    assert len(found.marks) == sum(is_made for _, is_made in marks)
+    assert found.marks == tuple(sorted(found.marks))
 
 
 # ---- following a run -------------------------------------------------------------------------
@@ -106,6 +140,51 @@ def test_on_a_gpu_some_steps_are_timed_after_those_that_are_recorded() -> None:
     assert found.measured.step_s is not None
     assert found.measured.step_s > 0
     assert len(found.recorded.marks) == 3
+
+
+def test_a_batch_is_made_once_for_all_steps_that_are_timed() -> None:
+    made: list[int] = []
+    workload = tiny_workload()
+
+    def batch(num_examples: int) -> Any:
+        made.append(num_examples)
+        return workload.batch(num_examples)
+
+    variant = Variant(micro_batch=4, accumulation=2)
+    measure_workload(replace(workload, batch=batch), variant, EMULATED)
+    assert made == [4] * (2 * 2 + 1)  # two recorded steps of two, and one more
+
+
+@pytest.fixture
+def scaled_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Measurement]:
+    """A run in fp16 whose loss scaler begins with this scale."""
+
+    def run(scale: float) -> Measurement:
+        scaler = torch.amp.GradScaler
+        monkeypatch.setattr(measuring, "_scaler", lambda: scaler("cuda", init_scale=scale))
+        return measure_workload(tiny_workload(), Variant(micro_batch=4, precision="fp16"), EMULATED)
+
+    return run
+
+
+def test_steps_that_a_loss_scaler_skips_are_counted_and_left_out(
+    scaled_by: Callable[[float], Measurement],
+) -> None:
+    plain, skipping = scaled_by(1.0), scaled_by(2.0**28)
+    assert "the loss scaler skipped" not in plain.measured.notes[0]
+    assert "the loss scaler skipped" in skipping.measured.notes[0]
+    assert skipping.measured.num_steps == plain.measured.num_steps
+    assert len(skipping.recorded.marks) == 3
+    assert sorted(skipping.recorded.sizes) == sorted(plain.recorded.sizes)
+
+
+def test_a_run_of_skipped_steps_alone_is_not_compared_request_by_request(
+    scaled_by: Callable[[float], Measurement],
+) -> None:
+    found = scaled_by(2.0**126)
+    assert found.measured.num_steps == 0
+    assert not found.recorded.is_whole
+    assert "the loss scaler skipped 12 of the first steps" in found.measured.notes[0]
 
 
 def test_on_an_emulated_gpu_no_time_is_known() -> None:
@@ -230,9 +309,9 @@ def test_the_nodes_of_the_driver_are_found_by_name(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 def test_a_real_gpu_is_measured_with_times_and_the_drivers_figure() -> None:
-    from oomph.verifying.verifier import bench_here
+    from oomph.verifying.verifier import gpu_here
 
-    found = measure_apart(tiny_workload(), VARIANT, bench_here(None).gpu)
+    found = measure_apart(tiny_workload(), VARIANT, gpu_here(None).gpu)
     assert found.measured.num_timed >= 5
     assert found.measured.step_s is not None
     assert found.recorded.is_whole

@@ -6,6 +6,7 @@ machine, a path or a line of a script (`without_private_parts`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -18,6 +19,8 @@ Scale = Literal["full", "tiny"]
 Kind = Literal["zoo", "workload", "script"]
 Figure = Literal["allocated", "reserved", "device"]
 Outcome = Literal["right", "wrong", "not measured"]
+_PATH = re.compile(r"\S*[/\\]\S*")
+_MOST_OF_PROBLEM = 300  # characters
 VERSION = 1  # of the file; a change that an older reader would misunderstand counts it up
 
 
@@ -74,8 +77,8 @@ class Measured:
     num_steps: int  # that the optimizer made
     num_timed: int  # steps in `step_s`
     ran_out: bool = False  # of the GPU's memory; the figures are then those until it did
-    tf32: bool = False  # torch.backends.cuda.matmul.allow_tf32 after training
-    cudnn_benchmark: bool = False
+    tf32: bool | None = None  # torch.backends.cuda.matmul.allow_tf32, after training
+    cudnn_benchmark: bool | None = None
     notes: tuple[str, ...] = ()  # what limits the comparison
 
 
@@ -185,6 +188,7 @@ class Verified:
     measured: Measured | None  # None: it could not be trained
     sequence: Sequence | None
     problem: str | None = None  # why something is None
+    assumed: tuple[str, ...] = ()  # for values that a rehearsal does not have
 
     def pairs(self) -> Iterator[tuple[Figure, int, int]]:
         """Yield each figure that is known on both sides: its name, predicted, measured."""
@@ -289,10 +293,13 @@ def without_private_parts(verification: Verification) -> Verification:
 
 
 def _without_private_parts(each: Verified, of: Verification) -> Verified:
+    problem = each.problem
     if of.kind != "zoo":
-        each = replace(each, name=f"a {of.kind}")
-    if each.problem is not None:  # the type of the error is enough to ask for more
-        each = replace(each, problem=each.problem.partition(":")[0])
+        problem = None if problem is None else problem.partition(":")[0]
+        each = replace(each, name=f"a {of.kind}", assumed=())
+    elif problem is not None:
+        problem = _PATH.sub("...", problem)[:_MOST_OF_PROBLEM]
+    each = replace(each, problem=problem)
     sequence = each.sequence
     if sequence is None:
         return each

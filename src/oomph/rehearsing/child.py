@@ -83,7 +83,7 @@ def _forked(begin: Callable[[], None], work: Callable[[HandOver], Any]) -> tuple
             begin()
             os.dup2(2, 1)  # keep the user's prints out of the answer
             sys.stdout = sys.stderr
-            _stay_on_one_thread()
+            stay_on_one_thread()
             hand_over = partial(_hand_over, writing, os.getpid())
             hand_over(_outcome_of(lambda: work(hand_over)))
         finally:
@@ -130,7 +130,7 @@ def _lead_a_group() -> None:
     sys.stdin = os.fdopen(0, closefd=False)
 
 
-def _stay_on_one_thread() -> None:
+def stay_on_one_thread() -> None:
     """Use one thread: a fork has none of its parent's threads, so torch's pool would hang."""
     torch = sys.modules.get("torch")
     if torch is not None:

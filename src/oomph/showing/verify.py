@@ -228,6 +228,8 @@ def _print_one(console: Console, each: Verified) -> None:
     difference = _difference(each)
     if difference:
         print_prose(console, difference)
+    for assumed in each.assumed:
+        print_prose(console, f"oomph assumed: {assumed}", "dim")
 
 
 def _rows(

@@ -58,16 +58,16 @@ def verify(
             optimizer=optimizer != "as-is",
             expandable_segments=expandable_segments,
         )
-    bench = verifier.bench_here(emulate)
-    tell(f"verifying on {bench.target.name}")
+    here = verifier.gpu_here(emulate)
+    tell(f"verifying on {here.target.name}")
     if isinstance(trained, Script):
         name = trained.path or f"-m {trained.module}"
         return verifier.verify_script(
-            name, trained, bench, is_unprotected=unprotected, is_fresh=fresh, say=tell
+            name, trained, here, is_unprotected=unprotected, is_fresh=fresh, say=tell
         )
     name = "the workload" if isinstance(trained, Workload) else f"{trained[0].name}:{trained[1]}"
     return verifier.verify_workload(
-        name, trained, bench, request, expandable_segments=expandable_segments, say=tell
+        name, trained, here, request, expandable_segments=expandable_segments, say=tell
     )
 
 
@@ -85,9 +85,9 @@ def verify_zoo(
     from oomph.verifying import verifier
 
     tell = say or (lambda _: None)
-    bench = verifier.bench_here(emulate)
-    tell(f"verifying on {bench.target.name}")
-    return verifier.verify_zoo(bench, verifier.zoo_names(only), tell)
+    here = verifier.gpu_here(emulate)
+    tell(f"verifying on {here.target.name}")
+    return verifier.verify_zoo(here, verifier.zoo_names(only), tell)
 
 
 def save_verification(verification: Verification, path: str | os.PathLike[str]) -> None:

@@ -20,7 +20,7 @@ from oomph.records.stored import from_jsonable, to_jsonable
 from oomph.records.verification import Measurement, OnGpu
 from oomph.records.workload import Variant, Workload
 from oomph.rehearsing import fault
-from oomph.rehearsing.child import in_a_child
+from oomph.rehearsing.child import in_a_child, stay_on_one_thread
 from oomph.rehearsing.script.sandboxed import limit_s
 from oomph.rehearsing.traces import load
 from oomph.sandbox.conversation import read_frame, write_frame
@@ -124,6 +124,7 @@ def with_device_bytes(
 def _serve(script: Script, gpu: OnGpu, requests: BinaryIO, replies: BinaryIO) -> None:
     read_frame(requests)
     see_only(gpu)
+    stay_on_one_thread()
 
     def answer(content: object) -> NoReturn:
         """Answer, and keep CUDA alive until the sandbox is closed."""

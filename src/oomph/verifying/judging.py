@@ -60,6 +60,7 @@ def verified_of(
             measured=None,
             sequence=None,
             problem=f"not trained: {measurement.in_one_line()}",
+            assumed=prediction.notes,
         )
     measured, recorded = measurement.measured, measurement.recorded
     trace = sized_on(trace, target.with_torch(trace.torch_version).card.multiprocessors)
@@ -71,4 +72,5 @@ def verified_of(
         predicted=predicted,
         measured=measured,
         sequence=compare(trace, recorded) if is_comparable else None,
+        assumed=prediction.notes,
     )

@@ -12,6 +12,7 @@ import gc
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -23,7 +24,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 import oomph
 from oomph.errors import Unreadable, UserCodeError
-from oomph.out_of_memory import is_out_of_memory
+from oomph.out_of_memory import which_memory
 from oomph.pretending.emulated import EmulatedGpu
 from oomph.pretending.emulated_run import settings_text
 from oomph.pretending.patches import Patches
@@ -31,7 +32,7 @@ from oomph.records.script import Script
 from oomph.records.verification import Measured, Measurement, OnGpu, Recorded, Site
 from oomph.records.workload import Variant, Workload
 from oomph.rehearsing.fault import is_installed
-from oomph.rehearsing.rehearse import make_batch
+from oomph.rehearsing.rehearse import make_batch, tensors_of
 from oomph.rehearsing.script.run import run_as_main, start_as_python_does
 from oomph.rehearsing.traces import MOST_MICRO_STEPS
 from oomph.tricks.apply import around_forward, put_on_built, put_on_model, put_on_optimizer
@@ -47,6 +48,7 @@ _MOST_EVENTS = 2_000_000  # judgement: some 10^5 are usual; each takes a hundred
 _GROWS_BY = 1.005  # judgement: a leak shows in a few steps
 _LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
+_SAYS_MORE = "python -c 'import torch; torch.ones(1).cuda()', which says more"
 _SKIPPED = (
     "the loss scaler skipped {} of the first steps, as it does until it has found its scale; they"
     " are left out of the comparison"
@@ -60,17 +62,17 @@ _NOT_TIMED = "times are not compared: the emulated GPU computes on the CPU"
 
 
 @contextlib.contextmanager
-def using(gpu: OnGpu) -> Iterator[None]:
+def using(gpu: OnGpu, *, attempt: str = _SAYS_MORE) -> Iterator[None]:
     """Emulate the GPU, or check that torch can use it. Raises Unreadable."""
     if gpu.emulated_bytes is None:
-        _check_cuda()
+        _check_cuda(attempt)
         yield
         return
     with EmulatedGpu(gpu.emulated_bytes, None, None):
         yield
 
 
-def _check_cuda() -> None:
+def _check_cuda(attempt: str) -> None:
     version = torch.__version__
     if not torch.version.cuda:
         raise Unreadable(
@@ -82,7 +84,7 @@ def _check_cuda() -> None:
         raise Unreadable(
             f"torch {version} finds no GPU, though the driver has one",
             because=f"it was built for CUDA {torch.version.cuda}, or may not open the device",
-            attempt="python -c 'import torch; torch.ones(1).cuda()', which says more",
+            attempt=attempt,
         )
 
 
@@ -161,7 +163,9 @@ class Follower:
         events = torch.cuda.memory._snapshot()["device_traces"]
         torch.cuda.memory._record_memory_history(enabled=None)
         here = events[torch.cuda.current_device()] if events else []
-        self._recorded = recorded_of(here, self._marks)
+        recorded = recorded_of(here, self._marks)
+        has_all = self.num_made >= NUM_RECORDED
+        self._recorded = replace(recorded, is_whole=recorded.is_whole and has_all)
         self._recorded_peak_bytes = torch.cuda.max_memory_allocated()
 
     def _time(self) -> None:
@@ -195,7 +199,7 @@ class Follower:
             num_steps=self.num_made,
             num_timed=max(len(self._ends) - 1, 0),
             ran_out=ran_out,
-            tf32=bool(torch.backends.cuda.matmul.allow_tf32),
+            tf32=_uses_tf32(),
             cudnn_benchmark=bool(torch.backends.cudnn.benchmark),
             notes=(*notes, *self._notes()),
         )
@@ -207,7 +211,7 @@ class Follower:
         )
 
     def _notes(self) -> Iterator[str]:
-        if self._recorded is not None and not self._recorded.is_whole:
+        if self.num_made >= NUM_RECORDED and self._recorded and not self._recorded.is_whole:
             yield _SHORT
         num_skipped = sum(not is_made for _, is_made in self._marks)
         if num_skipped:
@@ -218,6 +222,13 @@ class Follower:
             yield _GROWS.format(before, NUM_RECORDED, now, self.num_made)
         if not self._times:
             yield _NOT_TIMED
+
+
+def _uses_tf32() -> bool | None:
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:  # the script has set torch's newer switches, and torch refuses to mix them
+        return None
 
 
 def _snapshot_without_events() -> None:
@@ -231,31 +242,33 @@ def _snapshot_without_events() -> None:
 
 
 def recorded_of(events: Sequence[Mapping[str, Any]], marks: Sequence[tuple[int, bool]]) -> Recorded:
-    """Return the requests of a history, without the steps that were skipped.
+    """Return the requests of a history, without those of steps that were skipped.
 
-    A free is where the program drops the block. The GPU may need it a little longer.
+    What a skipped step takes for good stays: cuBLAS's workspace, the scaler's own tensors. A free
+    is where the program drops the block. The GPU may need it a little longer.
     """
     ends = _ends_of_pieces(events, [at_us for at_us, _ in marks])
     is_whole = len(events) < _MOST_EVENTS and len(ends) == len(marks)
+    pieces = list(zip([0, *ends], ends, (is_made for _, is_made in marks), strict=False))
+    stays = _made_or_for_good(events, pieces)
     sizes: list[int] = []
     lines: list[str] = []
     found: list[int] = []
     live: dict[int, int] = {}
     counts: list[int] = []
-    begin = 0
-    for end, (_, is_made) in zip(ends, marks, strict=False):
-        for event in events[begin:end] if is_made else ():
-            action, address = event["action"], event.get("addr", 0)
-            if action == "alloc":
+    for begin, end, is_made in pieces:
+        for place in range(begin, end):
+            event = events[place]
+            address = event.get("addr", 0)
+            if place in stays:
                 sizes.append(int(event["size"]))
                 lines.append(_line_of(event.get("frames", ())))
                 found.append(len(sizes))
                 live[address] = len(sizes)
-            elif action == "free_requested" and address in live:
+            elif event["action"] == "free_requested" and address in live:
                 found.append(-live.pop(address))
         if is_made:
             counts.append(len(found))
-        begin = end
     return Recorded(
         sizes=tuple(sizes),
         lines=tuple(lines),
@@ -263,6 +276,24 @@ def recorded_of(events: Sequence[Mapping[str, Any]], marks: Sequence[tuple[int, 
         marks=tuple(counts),
         is_whole=is_whole,
     )
+
+
+def _made_or_for_good(
+    events: Sequence[Mapping[str, Any]], pieces: Sequence[tuple[int, int, bool]]
+) -> set[int]:
+    """Return the places of the requests that count."""
+    made: set[int] = set()
+    live: dict[int, int] = {}
+    for begin, end, is_made in pieces:
+        for place in range(begin, end):
+            event = events[place]
+            if event["action"] == "alloc":
+                live[event["addr"]] = place
+                if is_made:
+                    made.add(place)
+            elif event["action"] == "free_requested":
+                live.pop(event["addr"], None)
+    return made | set(live.values())
 
 
 def _ends_of_pieces(events: Sequence[Mapping[str, Any]], marks_us: Sequence[int]) -> list[int]:
@@ -309,7 +340,7 @@ def measure_workload(workload: Workload, variant: Variant, gpu: OnGpu) -> Measur
         try:
             _train(workload, variant, follower)
         except Exception as error:
-            if not is_out_of_memory(error):
+            if which_memory(error) != "gpu":
                 raise
             ran_out = True
         else:
@@ -324,6 +355,7 @@ def _train(workload: Workload, variant: Variant, follower: Follower) -> None:
     num_steps = 0
     while not follower.is_done:
         is_recorded = num_steps < NUM_RECORDED
+        training.is_timed = not is_recorded
         is_made = training.step(most if is_recorded else variant.accumulation)
         num_steps += is_made
         follower.stepped(is_made=is_made)
@@ -342,13 +374,15 @@ class _Training:
         self.model = put_on_model(self.model, variant)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = put_on_optimizer(workload.optimizer, parameters, variant)
-        self.scaler = torch.amp.GradScaler("cuda") if variant.precision == "fp16" else None
+        self.scaler = _scaler() if variant.precision == "fp16" else None
         self.loss: Any = None
         self.batch: Any = None
         self.kept_outputs: Any = None
         if workload.keeps == "outputs":
             self.model.register_forward_hook(self._keep)
         self._has_stepped = False
+        self.is_timed = False
+        self._host_batch = _made_once(workload.batch)
         if self.scaler is not None:
             self.optimizer.register_step_post_hook(self._note_step)
         gc.collect()
@@ -380,7 +414,7 @@ class _Training:
         self.batch = None  # `for batch in loader` drops the old batch before the new one is copied
         dtype = torch.bfloat16 if self.variant.precision == "pure-bf16" else None
         self.batch = make_batch(
-            self.workload.batch,
+            self._host_batch if self.is_timed else self.workload.batch,
             self.variant.micro_batch,
             dtype,
             batch_size=self.workload.batch_size,
@@ -395,6 +429,30 @@ class _Training:
         (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
 
 
+def _scaler() -> Any:
+    """Return a loss scaler that skips no step: its memory and time are those of any other."""
+    return torch.amp.GradScaler("cuda", init_scale=1.0)
+
+
+def _made_once(batch: Any) -> Any:
+    """Return a batch function that makes each size once, for steps that are timed.
+
+    A loader has the next batch ready when a step ends. A batch that is made on the GPU is made
+    again: it would stay there.
+    """
+    if not callable(batch):
+        return batch
+    made: dict[int, Any] = {}
+
+    def again(num_examples: int) -> Any:
+        found = made[num_examples] if num_examples in made else batch(num_examples)
+        if not any(tensor.is_cuda for tensor in tensors_of(found)):
+            made[num_examples] = found
+        return found
+
+    return again
+
+
 # ---- a script ------------------------------------------------------------------------------------
 
 _MOST_ALONE = 12  # judgement, as in a rehearsal: WGAN trains its critic 5 times per generator
@@ -407,16 +465,17 @@ def measure_script(script: Script, gpu: OnGpu, answer: Callable[[Measurement], N
     the script raises, or UserCodeError if it ends before it has made two steps.
     """
     start_as_python_does(script)
-    with using(gpu):
+    attempt = f"{_SAYS_MORE}; or --unprotected, if CUDA does not start in the sandbox"
+    with using(gpu, attempt=attempt):
         follower = Follower(gpu)
 
         def begin() -> None:
             follower.begin()
             follower.built()  # what the script builds belongs to its first step
 
-        def stepped() -> None:
+        def stepped(is_made: bool) -> None:
             if follower.has_begun:  # else this step was on the host
-                follower.stepped()
+                follower.stepped(is_made=is_made)
             if follower.is_done:
                 answer(follower.answer())
 
@@ -426,7 +485,7 @@ def measure_script(script: Script, gpu: OnGpu, answer: Callable[[Measurement], N
             try:
                 run_as_main(script)
             except Exception as error:
-                if not is_out_of_memory(error):
+                if which_memory(error) != "gpu" or not follower.has_begun:
                     raise
                 answer(follower.answer(ran_out=True))
             except SystemExit as end:
@@ -447,8 +506,9 @@ class _StepsOfScript:
     If one of them never steps, the others' steps count after a while.
     """
 
-    def __init__(self, on_step: Callable[[], None]) -> None:
-        self._on_step = on_step
+    def __init__(self, on_step: Callable[[bool], None]) -> None:
+        self._on_step = on_step  # called with whether the optimizers made the step
+        self._num_steps = 0
         self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # since the last step
 
     @contextlib.contextmanager
@@ -460,7 +520,17 @@ class _StepsOfScript:
             original(optimizer, *args, **kwargs)
             self._counts.setdefault(optimizer, 0)
 
+        scaled = torch.amp.GradScaler.step
+
+        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._num_steps
+            returned = scaled(scaler, *args, **kwargs)
+            if self._num_steps == before:
+                self._on_step(False)
+            return returned
+
         patches.put(Optimizer, __init__=made)
+        patches.put(torch.amp.GradScaler, step=step)
         handle = register_optimizer_step_post_hook(self._stepped)
         try:
             yield
@@ -469,8 +539,9 @@ class _StepsOfScript:
             patches.undo()
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
+        self._num_steps += 1
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         if min(self._counts.values()) or max(self._counts.values()) >= _MOST_ALONE:
             for each in list(self._counts):
                 self._counts[each] = 0
-            self._on_step()
+            self._on_step(True)

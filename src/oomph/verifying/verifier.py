@@ -48,7 +48,7 @@ _SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class GpuHere:
     """The GPU to verify on."""
 
     target: Target
@@ -60,7 +60,7 @@ class Bench:
         return "full" if self.gpu.emulated_bytes is None else "tiny"
 
 
-def bench_here(emulate: str | int | None) -> Bench:
+def gpu_here(emulate: str | int | None) -> GpuHere:
     """Return the visible GPU with the most free memory, or an emulated one.
 
     Raises Unreadable without a GPU.
@@ -68,7 +68,9 @@ def bench_here(emulate: str | int | None) -> Bench:
     _check_torch()
     if emulate is not None:
         size_bytes = size_of(emulate)
-        return Bench(target=find_target(EMULATED, size_bytes), gpu=OnGpu(emulated_bytes=size_bytes))
+        return GpuHere(
+            target=find_target(EMULATED, size_bytes), gpu=OnGpu(emulated_bytes=size_bytes)
+        )
     machine = only_visible(read_machine())
     parts = tuple(part for gpu in machine.gpus for part in gpu.slices or (gpu,))  # MIG
     device = freest(replace(machine, gpus=parts))
@@ -79,7 +81,7 @@ def bench_here(emulate: str | int | None) -> Bench:
             because=problem or "this machine shows none",
             attempt=_EMULATE,
         )
-    return Bench(
+    return GpuHere(
         target=target_of(device),
         gpu=OnGpu(uuid=device.uuid, driver_version=machine.driver_version),
         notes=tuple(_notes(device)),
@@ -130,26 +132,26 @@ def _check_torch() -> None:
 def verify_workload(
     name: str,
     workload: Workload | tuple[Path, str],
-    bench: Bench,
+    here: GpuHere,
     request: Request,
     *,
     expandable_segments: bool,
     say: Say,
 ) -> Verification:
     """Predict a workload, train it, compare. Raises what the workload raises."""
-    foreseen = _foreseen(workload, bench, request, say, expandable_segments=expandable_segments)
+    foreseen = _foreseen(workload, here, request, say, expandable_segments=expandable_segments)
     say("training it for a few steps")
-    measurement = measure_apart(workload, foreseen[0].variant, bench.gpu)
-    return _of_one("workload", name, foreseen, bench, measurement)
+    measurement = measure_apart(workload, foreseen[0].variant, here.gpu)
+    return _of_one("workload", name, foreseen, here, measurement)
 
 
 def verify_script(
-    name: str, script: Script, bench: Bench, *, is_unprotected: bool, is_fresh: bool, say: Say
+    name: str, script: Script, here: GpuHere, *, is_unprotected: bool, is_fresh: bool, say: Say
 ) -> Verification:
     """Predict a script, run it up to a few steps, compare. Raises what the script raises."""
     foreseen = predict_script_by_trace(
         script,
-        bench.target,
+        here.target,
         Request(tricks=Variant(micro_batch=1)),
         has_own_precision=True,
         expandable_segments=False,
@@ -158,14 +160,14 @@ def verify_script(
         is_fresh=is_fresh,
     )
     say("running the script on the GPU, up to a few steps; what it writes is thrown away")
-    measurement, danger = measure_sandboxed(script, bench.gpu, is_unprotected=is_unprotected)
+    measurement, danger = measure_sandboxed(script, here.gpu, is_unprotected=is_unprotected)
     notes = () if danger is None else (f"not protected: {danger}",)
-    return _of_one("script", name, foreseen, bench, measurement, notes)
+    return _of_one("script", name, foreseen, here, measurement, notes)
 
 
 def _foreseen(
     workload: Workload | tuple[Path, str],
-    bench: Bench,
+    here: GpuHere,
     request: Request,
     say: Say,
     *,
@@ -173,7 +175,7 @@ def _foreseen(
 ) -> Foreseen:
     return predict_workload_by_trace(
         workload,
-        bench.target,
+        here.target,
         request,
         expandable_segments=expandable_segments,
         measured=None,
@@ -185,7 +187,7 @@ def _of_one(
     kind: Kind,
     name: str,
     foreseen: Foreseen,
-    bench: Bench,
+    here: GpuHere,
     measurement: Measurement,
     notes: Sequence[str] = (),
 ) -> Verification:
@@ -193,9 +195,9 @@ def _of_one(
         site=measurement.site,
         kind=kind,
         scale="full",
-        verified=(verified_of(name, foreseen, bench.target, measurement),),
+        verified=(verified_of(name, foreseen, here.target, measurement),),
         num_asked=1,
-        notes=(*bench.notes, *notes),
+        notes=(*here.notes, *notes),
     )
 
 
@@ -216,7 +218,7 @@ def zoo_names(only: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(name for name in ZOO if not only or name in only)
 
 
-def verify_zoo(bench: Bench, names: Sequence[str], say: Say) -> Verification:
+def verify_zoo(here: GpuHere, names: Sequence[str], say: Say) -> Verification:
     """Verify the models in turn. Ctrl-C ends it, and what was measured is kept."""
     importlib.import_module("torch._dynamo")  # once, for all children: it takes each seconds
 
@@ -226,7 +228,7 @@ def verify_zoo(bench: Bench, names: Sequence[str], say: Say) -> Verification:
     with _noting_interrupts(interrupted), contextlib.suppress(KeyboardInterrupt):
         for number, name in enumerate(names, 1):
             say(f"{number} of {len(names)}: {name}")
-            found, seen_at = _verify_animal(name, bench)
+            found, seen_at = _verify_model(name, here)
             if interrupted.is_set():  # its child was interrupted as well
                 break
             site = site or seen_at
@@ -234,11 +236,11 @@ def verify_zoo(bench: Bench, names: Sequence[str], say: Say) -> Verification:
     return Verification(
         site=site,
         kind="zoo",
-        scale=bench.scale,
+        scale=here.scale,
         verified=tuple(verified),
         num_asked=len(names),
         was_interrupted=interrupted.is_set(),
-        notes=bench.notes,
+        notes=here.notes,
     )
 
 
@@ -260,9 +262,9 @@ def _noting_interrupts(interrupted: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _verify_animal(name: str, bench: Bench) -> tuple[Verified, Site | None]:
+def _verify_model(name: str, here: GpuHere) -> tuple[Verified, Site | None]:
     """Verify one model; what fails is part of the answer, except for the machine's own faults."""
-    foreseen = foresee_animal(name, bench.scale, bench.target)
+    foreseen = predict_zoo_model(name, here.scale, here.target)
     if isinstance(foreseen, OomphError):
         problem = f"not rehearsed: {foreseen.in_one_line()}"
         found = Verified(
@@ -278,17 +280,17 @@ def _verify_animal(name: str, bench: Bench) -> tuple[Verified, Site | None]:
 
     measurement: Measurement | OomphError
     try:
-        workload = ZOO[name].make(bench.scale)
-        measurement = measure_apart(workload, foreseen[0].variant, bench.gpu)
+        workload = ZOO[name].make(here.scale)
+        measurement = measure_apart(workload, foreseen[0].variant, here.gpu)
     except Unreadable:
         raise
     except OomphError as error:
         measurement = error
     site = measurement.site if isinstance(measurement, Measurement) else None
-    return verified_of(name, foreseen, bench.target, measurement), site
+    return verified_of(name, foreseen, here.target, measurement), site
 
 
-def foresee_animal(name: str, scale: Scale, target: Target) -> Foreseen | OomphError:
+def predict_zoo_model(name: str, scale: Scale, target: Target) -> Foreseen | OomphError:
     """Return today's prediction for a model of the zoo, or why there is none."""
     from oomph.verifying.zoo import ZOO
 

@@ -25,7 +25,7 @@ Loss = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Animal:
+class ZooModel:
     """One model of the zoo, and how it is trained."""
 
     make: Callable[[Scale], Workload]
@@ -393,18 +393,18 @@ def _lstm(scale: Scale) -> Workload:
 
 # ---- all of them ---------------------------------------------------------------------------------
 
-ZOO: dict[str, Animal] = {
-    "mlp": Animal(make=_mlp),
-    "mlp-bf16": Animal(make=_mlp, precision="pure-bf16"),
-    "embedding-bag": Animal(make=_embedding_bag),
-    "cnn": Animal(make=_cnn),
-    "resnet-channels-last": Animal(make=_resnet, precision="bf16", channels_last=True),
-    "depthwise": Animal(make=_depthwise),
-    "unet": Animal(make=_unet),
-    "encoder": Animal(make=_encoder),
-    "vit-fused": Animal(make=_vit, precision="bf16"),
-    "gpt": Animal(make=_gpt, precision="bf16"),
-    "gpt-checkpointed": Animal(make=_gpt, precision="bf16", checkpointing="blocks"),
-    "gpt-fp16-accumulated": Animal(make=_gpt, precision="fp16", accumulation=2),
-    "lstm": Animal(make=_lstm),
+ZOO: dict[str, ZooModel] = {
+    "mlp": ZooModel(make=_mlp),
+    "mlp-bf16": ZooModel(make=_mlp, precision="pure-bf16"),
+    "embedding-bag": ZooModel(make=_embedding_bag),
+    "cnn": ZooModel(make=_cnn),
+    "resnet-channels-last": ZooModel(make=_resnet, precision="bf16", channels_last=True),
+    "depthwise": ZooModel(make=_depthwise),
+    "unet": ZooModel(make=_unet),
+    "encoder": ZooModel(make=_encoder),
+    "vit-fused": ZooModel(make=_vit, precision="bf16"),
+    "gpt": ZooModel(make=_gpt, precision="bf16"),
+    "gpt-checkpointed": ZooModel(make=_gpt, precision="bf16", checkpointing="blocks"),
+    "gpt-fp16-accumulated": ZooModel(make=_gpt, precision="fp16", accumulation=2),
+    "lstm": ZooModel(make=_lstm),
 }
