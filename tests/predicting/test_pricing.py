@@ -15,7 +15,7 @@ from oomph.predicting.rates import best_rates
 from oomph.predicting.speed import StepTime, estimate
 from oomph.records.gpu_model import GpuModel
 from oomph.records.trace import Op, Product
-from oomph.sensing.catalog import find
+from oomph.sensing.catalog import all_models, find
 
 A100, H100, V100 = (find(name).model for name in ("a100-80gb", "h100-80gb", "v100-16gb"))
 RTX4090, RTX3090 = find("rtx4090").model, find("rtx3090").model
@@ -115,6 +115,14 @@ def test_the_share_of_the_datasheet_follows_from_the_rate_of_an_sm() -> None:
         model = replace(find(name).model, matmul_bf16_flops=None, num_sms=num_sms)
         best = best_rates(model)[0]["bfloat16"]
         assert best == pytest.approx(of_sheet * (model.bf16_flops or 0), rel=0.02)
+
+
+def test_geforce_boards_run_above_the_clock_of_their_datasheet_and_others_do_not() -> None:
+    fast = {model.title for model in all_models() if model.is_geforce_desktop}
+    assert {"RTX 4090", "RTX 3080 10GB", "RTX 2080 Ti", "GTX 1080 Ti"} <= fast
+    others = {"RTX 6000 Ada", "RTX A6000", "Quadro RTX 6000", "A100 SXM4 80GB", "Titan RTX"}
+    assert not fast & others
+    assert not any("Laptop" in title or "Max-Q" in title for title in fast)
 
 
 # ---- convolutions ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from oomph.pretending.kernels import is_channels_last, laid_out_as_cudnn_does
 from oomph.pretending.ops import Behaviour
 from oomph.pretending.work import with_place, work_of
 
@@ -159,3 +160,19 @@ def test_views_are_noted_with_the_first_kernel_after_them() -> None:
         ("b", 2),
         ("b", 0),
     ]
+
+
+@pytest.mark.parametrize("edge", [1, 3])
+@pytest.mark.parametrize("which", ["input", "weight", "neither"])
+def test_a_convolution_is_channels_last_if_its_input_or_its_weight_is(
+    edge: int, which: str
+) -> None:
+    source = torch.empty(2, 8, 16, 16, device="meta")
+    weight = torch.empty(8, 8, edge, edge, device="meta")
+    if which == "input":
+        source = source.to(memory_format=torch.channels_last)
+    if which == "weight":
+        weight = weight.to(memory_format=torch.channels_last)
+    result = torch.empty(2, 8, 16, 16, device="meta")
+    out = laid_out_as_cudnn_does("convolution", (source, weight), result)
+    assert is_channels_last(out) == (which != "neither")

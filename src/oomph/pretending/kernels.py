@@ -106,11 +106,38 @@ TEMPORARIES = {
 
 _GROUPS = {"convolution": 8, "convolution_backward": 9}  # index of this argument
 _TENSORS = {"convolution": (0, 1), "convolution_backward": (1, 2)}  # indices of input and weight
+_IMAGES = 4  # dimensions: batch, channel, row, column
 _BACKWARD: tuple[Direction, Direction] = ("data gradient", "filter gradient")
 
 # Tensor cores read channels 16 bytes at a time (cuDNN developer guide, "Tensor Core Operations":
 # channels are padded to a multiple of 8 in half precision, of 4 in TF32).
 _READ_AT_ONCE_BYTES = 16
+
+
+def laid_out_as_cudnn_does(name: str, args: Any, out: Any) -> Any:
+    """Return a convolution's results in the layout that they have on CUDA.
+
+    They are channels last if the input or the weight is (ConvUtils.h,
+    cudnn_conv_suggest_memory_format); on the meta device they never are.
+    """
+    if not any(is_channels_last(args[place]) for place in _TENSORS[name]):
+        return out
+    if isinstance(out, torch.Tensor):
+        return _channels_last(out)
+    return tuple(_channels_last(each) if isinstance(each, torch.Tensor) else each for each in out)
+
+
+def _channels_last(tensor: Any) -> Any:
+    has_channels = tensor.dim() == _IMAGES
+    return tensor.contiguous(memory_format=torch.channels_last) if has_channels else tensor
+
+
+def is_channels_last(tensor: Any) -> bool:
+    """Return whether a tensor says so itself: edges of 1 have strides, too."""
+    if tensor.dim() != _IMAGES:
+        return False
+    channels, stride = tensor.shape[1], tensor.stride()
+    return bool(stride[1] == 1 and stride[3] == channels and tensor.shape[1:].numel() > 1)
 
 
 def note_convolution(recorder: Recorder, name: str, args: Any, outputs: Any, output: Any) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oomph.pretending import ops, sparse, tensors
-from oomph.pretending.kernels import note_convolution
+from oomph.pretending.kernels import laid_out_as_cudnn_does, note_convolution
 from oomph.pretending.ops import Behaviour
 from oomph.pretending.ranks import GATHERED
 from oomph.pretending.streams import Now
@@ -204,6 +204,8 @@ class Recorder(TorchDispatchMode):
             Disguise.suspended += 1
             try:
                 out = function(*args, **kwargs)
+                if behaviour.is_convolution:
+                    out = laid_out_as_cudnn_does(behaviour.name, args, out)
             finally:
                 Disguise.suspended -= 1
             outputs = leaves_of(out)
