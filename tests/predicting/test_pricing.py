@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomph.predicting.footprint import Kernel
@@ -49,6 +49,7 @@ def busy(*ops: Op, on: GpuModel = A100, **options: Any) -> float:
 edges = st.integers(1, 20_000)
 
 
+@settings(deadline=None)
 @given(edges, edges, edges, st.integers(1, 64), st.sampled_from(["bfloat16", "float32"]))
 def test_a_larger_product_never_takes_less(
     rows: int, columns: int, depth: int, num: int, dtype: str
@@ -60,6 +61,7 @@ def test_a_larger_product_never_takes_less(
         assert took_s <= busy(matmul(*more, dtype)) * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(edges, edges, edges, st.integers(1, 64))
 def test_no_product_is_faster_than_the_best_one(
     rows: int, columns: int, depth: int, num: int
