@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types house docs rest fix accuracy verdicts bench clean \
+.PHONY: help demo test test-slow check format lint types house docs rest fix accuracy times verdicts bench clean \
   web test-web
 
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
@@ -80,6 +80,9 @@ fix: $(VENV)/.installed-dev ## format, fix what ruff can fix, write the generate
 
 accuracy: $(VENV)/.installed-accuracy ## predictions beside published GPU measurements
 	$(BIN)/python -m accuracy
+
+times: $(VENV)/.installed-accuracy ## predicted step times beside all published ones, by source and GPU
+	$(BIN)/python -m accuracy.times --all
 
 verdicts: $(VENV)/.installed-accuracy ## does it fit? all 417 models of timm's benchmark (40 minutes)
 	$(BIN)/python -m accuracy.timm_benchmark --all

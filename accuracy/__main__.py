@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from accuracy import perceptrons, timm_benchmark
+from accuracy import perceptrons, times, timm_benchmark
 from accuracy.rows import ROWS, XMEM, Row, Source
 from oomph.errors import OomphError
 from oomph.predicting.overhead import Interval
@@ -208,10 +208,14 @@ def grouped(scored: Sequence[Scored]) -> list[tuple[str, Source, list[Scored]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m accuracy", description=__doc__)
     parser.add_argument("--readme", action="store_true", help="write the summary into README.md")
+    parser.add_argument("--times", action="store_true", help="only the step times")
     parser.add_argument("--only", default="", help="only rows with this in their source or name")
     options = parser.parse_args()
-    if options.readme and options.only:
+    if options.readme and (options.only or options.times):
         parser.error("--readme wants all rows")
+    if options.times:
+        print("\n".join(times.report(times.score_all(times.chosen_rows(is_whole=False)))))
+        return
 
     from accuracy import cnn, gpt, llm
 
@@ -229,10 +233,14 @@ def main() -> None:
     if options.only in timm_benchmark.TIMM.name:
         found += ["", f"{timm_benchmark.TIMM.name}, {timm_benchmark.TIMM.metric}:", ""]
         found += timm_benchmark.told()
+    if not options.only:
+        scored_times = times.score_all(times.chosen_rows(is_whole=options.readme))
+        print("\n".join(times.report(scored_times)) + "\n")
     lines = "\n".join(found)
     print(lines)
     if options.readme:
         _write(lines)
+        times.write_readme(scored_times)
 
 
 def _score_all(rows: Sequence[Row]) -> Iterator[Scored]:

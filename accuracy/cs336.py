@@ -7,6 +7,7 @@ position, attention and softmax are written out, and the causal mask is made in 
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -78,11 +79,9 @@ def softmax(x: Any) -> Any:
     return powers / torch.sum(powers, dim=-1, keepdim=True)
 
 
-def attend(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
     scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(k.shape[-1])
-    if mask is not None:
-        scores = torch.where(mask, scores, float("-inf"))
-    return torch.matmul(softmax(scores), v)
+    return torch.matmul(softmax(torch.where(mask, scores, float("-inf"))), v)
 
 
 class Attention(nn.Module):
@@ -176,17 +175,66 @@ class OwnAdamW(torch.optim.Optimizer):
             state["m"], state["v"] = m, v
 
 
+# ---- rotary positions head by head, as one student wrote them -------------------------------
+
+
+class ByHeads(Attention):
+    """Each head of q and k is turned by itself, in a loop."""
+
+    def forward(self, x: Any) -> Any:
+        batch, length, width = x.shape
+        places = torch.arange(length, device=x.device).expand(batch, length)
+        q, k, v = (
+            part(x).view(batch, length, self.heads, width // self.heads)
+            for part in (self.q, self.k, self.v)
+        )
+        q, k = (
+            torch.stack([self._turned(one, places) for one in each.unbind(-2)], dim=-2)
+            for each in (q, k)
+        )
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        mask = torch.tril(torch.ones(length, length, device=x.device, dtype=torch.bool))
+        mask = mask[None, None].expand(batch, self.heads, length, length)
+        scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(width // self.heads)
+        attended = torch.matmul(softmax(scores.masked_fill(~mask, -1e9)), v)
+        return self.out(attended.transpose(1, 2).contiguous().view(batch, length, width))
+
+    def _turned(self, x: Any, places: Any) -> Any:
+        cos, sin = self.rotary.cached[0][places], self.rotary.cached[1][places]
+        even, odd = x[..., ::2], x[..., 1::2]
+        turned = torch.empty_like(x)
+        turned[..., ::2] = cos * even - sin * odd
+        turned[..., 1::2] = sin * even + cos * odd
+        return turned
+
+
+def by_heads(size: Size, length: int) -> Transformer:
+    model = Transformer(size, length)
+    for block in model.layers:
+        assert isinstance(block, Block)
+        block.attn = ByHeads(size, block.attn.rotary)
+    return model
+
+
+def sum_loss(model: Any, batch: Any) -> Any:
+    return model(batch[0]).sum()
+
+
 # ---- attention alone -------------------------------------------------------------------------
 
 
 class Heads(nn.Module):
     """One head of attention over q, k and v that need gradients, and no projections."""
 
-    def __init__(self, num_examples: int, length: int, width: int) -> None:
+    def __init__(
+        self, num_examples: int, length: int, width: int, *, has_own_softmax: bool
+    ) -> None:
         super().__init__()
+        self.softmax = softmax if has_own_softmax else functools.partial(F.softmax, dim=-1)
         self.q, self.k, self.v = (
             nn.Parameter(torch.empty(num_examples, length, width)) for _ in range(3)
         )
 
     def forward(self, _: Any) -> Any:
-        return attend(self.q, self.k, self.v)
+        scores = torch.matmul(self.q, self.k.transpose(-1, -2)) / math.sqrt(self.k.shape[-1])
+        return torch.matmul(self.softmax(scores), self.v)

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from accuracy import apex, bert_squad, by_tensor, cs336, transformer_xl
+from accuracy import (
+    apex,
+    bart,
+    bert_squad,
+    by_tensor,
+    convnets,
+    cs336,
+    dynamo,
+    ssd,
+    transformer_xl,
+    waveglow,
+)
 from accuracy.libraries import import_torchvision
 from accuracy.time_rows import TimePrecision, TimeRow
 from oomph.records.workload import Precision, Variant, Workload
@@ -93,11 +105,10 @@ def _torchvision(row: TimeRow, name: str) -> Workload:
 
 def _convnet(row: TimeRow, name: str) -> Workload:
     """DeepLearningExamples' ConvNets: SGD with momentum, cudnn.benchmark."""
-    models = import_torchvision()
     torch.backends.cudnn.benchmark = True
 
     def make() -> Any:
-        model = getattr(models, name)()
+        model = convnets.make(name)
         return apex.in_half(model) if row.precision == "apex" else model
 
     def optimizer(parameters: Any) -> Any:
@@ -111,6 +122,50 @@ def _convnet(row: TimeRow, name: str) -> Workload:
         loss=_image_loss(row),
         optimizer=optimizer,
         batch_size=_batch_size(row),
+        zero_grad_to_none=False,
+    )
+
+
+def _ssd(row: TimeRow, _: str) -> Workload:
+    torch.backends.cudnn.benchmark = True
+    is_apex = row.precision == "apex"
+
+    def make() -> Any:
+        model = ssd.Ssd300()
+        return apex.in_half(model) if is_apex else model
+
+    def optimizer(parameters: Any) -> Any:
+        if is_apex:
+            return apex.MasterWeights(parameters, by_tensor.sgd)
+        return by_tensor.Plain(parameters, by_tensor.sgd)
+
+    def loss(model: Any, batch: Any) -> Any:
+        value = ssd.loss(model, batch, is_half=is_apex)
+        return apex.scaled(value) if is_apex else value
+
+    return Workload(
+        model=make,
+        batch=lambda n: ssd.batch(n, row.size),
+        loss=loss,
+        optimizer=optimizer,
+        batch_size=_batch_size(row),
+        zero_grad_to_none=False,
+    )
+
+
+# ---- sound -----------------------------------------------------------------------------------
+
+
+def _waveglow(row: TimeRow, _: str) -> Workload:
+    """`size` is the length of the audio."""
+    torch.backends.cudnn.benchmark = True
+    return Workload(
+        model=waveglow.WaveGlow,
+        batch=lambda n: waveglow.batch(n, row.size),
+        loss=waveglow.loss,
+        optimizer=lambda parameters: by_tensor.Plain(parameters, by_tensor.adam),
+        batch_size=_batch_size(row),
+        clip_grad_norm=65504.0,
         zero_grad_to_none=False,
     )
 
@@ -155,15 +210,31 @@ def _cs336_own(row: TimeRow, name: str) -> Workload:
     return replace(_cs336(row, name), loss=cs336.own_loss, optimizer=cs336.OwnAdamW)
 
 
-def _attention(row: TimeRow, name: str) -> Workload:
+def _cs336_by_heads(row: TimeRow, name: str) -> Workload:
+    plain = _cs336(row, name)
+    make = partial(cs336.by_heads, cs336.SIZES[name], row.size)
+    return replace(plain, model=make, loss=cs336.sum_loss)
+
+
+def _attention(row: TimeRow, name: str, *, has_own_softmax: bool) -> Workload:
     """One head, of this width: no optimizer."""
     return Workload(
-        model=lambda: cs336.Heads(row.micro_batch, row.size, int(name)),
+        model=lambda: cs336.Heads(
+            row.micro_batch, row.size, int(name), has_own_softmax=has_own_softmax
+        ),
         batch=lambda n: torch.zeros(n),
         loss=lambda model, batch: model(batch).sum(),
         optimizer=lambda ps: by_tensor.Plain(ps, by_tensor.nothing),
         batch_size=_batch_size(row),
     )
+
+
+def _bart(row: TimeRow, _: str) -> Workload:
+    return bart.workload(row.size, _batch_size(row))
+
+
+def _dynamo(row: TimeRow, name: str) -> Workload:
+    return dynamo.workload(name, row.size, _batch_size(row))
 
 
 _FAMILIES: Mapping[str, Callable[[TimeRow, str], Workload]] = {
@@ -173,5 +244,11 @@ _FAMILIES: Mapping[str, Callable[[TimeRow, str], Workload]] = {
     "transformer-xl": _transformer_xl,
     "cs336": _cs336,
     "cs336-own": _cs336_own,
-    "attention": _attention,
+    "cs336-by-heads": _cs336_by_heads,
+    "attention": partial(_attention, has_own_softmax=True),
+    "attention-fused": partial(_attention, has_own_softmax=False),
+    "ssd": _ssd,
+    "waveglow": _waveglow,
+    "bart": _bart,
+    "dynamo": _dynamo,
 }

@@ -2,6 +2,9 @@
 
 Times per step are the sources' own, or examples per step divided by their examples per second (of
 all GPUs). Where a source has several runs of one configuration, the row is their median.
+lambda's SSD before torch 1.13 printed the images per second of one GPU: they are the same with 1 to
+8 GPUs, and the program of that time counted one batch. Where a program switches TF32 on (the
+attention of "cs336 on A100", the dashboards), an "fp32" run is one in TF32.
 """
 
 from __future__ import annotations
@@ -76,6 +79,27 @@ SOURCES = {
         ),
     )
 }
+
+
+# Published times that are not predicted: source, number of them, what they are, why not.
+UNBUILT = (
+    ("dynamo dashboards", 108, "compiled", "torch.compile is not modelled"),
+    ("cs336 on H100", 50, "compiled", "torch.compile is not modelled"),
+    ("cs336 on A100", 40, "compiled", "torch.compile is not modelled"),
+    ("cs336 on A800", 18, "compiled", "torch.compile is not modelled"),
+    ("modded-nanogpt", 18, "compiled", "torch.compile is not modelled"),
+    ("nanoGPT", 1, "GPT-2", "whether it was compiled is not stated"),
+    ("torchvision", 64, "four GPUs", "DataParallel in one process is not modelled"),
+    ("cs336 on A100", 9, "transformer", "a student's own model, of which not all is published"),
+    ("dynamo dashboards", 1, "Longformer", "its length depends on the data"),
+    ("lambda, SSD and WaveGlow", 2, "WaveGlow in fp16", "apex O1 patches torch op by op"),
+    (
+        "DeepLearningExamples",
+        138,
+        "other models, several machines",
+        "CUDA graphs, TorchScript, lengths that are not stated, a network that is not stated",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,23 +11,37 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from accuracy.time_rows import TimeRow
 from oomph.errors import OomphError
 from oomph.records.gpu_model import GpuModel
-from oomph.records.trace import Op, Product
+from oomph.records.trace import Op, from_columns, to_columns
 from oomph.store import Store
 
 _STORE = Store("time-rows", most_entries=4000)
 _AT_ONCE = 25  # rows in one child
 _HERE = Path(__file__).parent
-# The models and loops of the rows, and the packages whose code decides the ops.
-_MODELS = ("apex", "bert_squad", "by_tensor", "cs336", "libraries", "time_models", "transformer_xl")
+# Which modules decide the ops of a family of models, beside those of all families.
+_OF_ALL = ("time_models", "apex", "by_tensor")
+_OF_FAMILY: Mapping[str, tuple[str, ...]] = {
+    "attention": ("cs336",),
+    "attention-fused": ("cs336",),
+    "bart": ("bart",),
+    "bert-squad": ("bert_squad",),
+    "convnet": ("convnets", "libraries"),
+    "cs336": ("cs336",),
+    "cs336-by-heads": ("cs336",),
+    "cs336-own": ("cs336",),
+    "dynamo": ("dynamo",),
+    "ssd": ("ssd", "libraries"),
+    "torchvision": ("libraries",),
+    "transformer-xl": ("transformer_xl",),
+    "waveglow": ("waveglow",),
+}
 _ROOMS = ("pretending", "rehearsing", "tricks")
-_FIELDS = tuple(field.name for field in fields(Op))
 
 
 def ops_of(row: TimeRow, model: GpuModel) -> Sequence[Op] | str:
@@ -38,12 +52,7 @@ def ops_of(row: TimeRow, model: GpuModel) -> Sequence[Op] | str:
         return "its rehearsal could not be stored"
     if isinstance(stored, str):
         return stored
-    return [_op_from(dict(zip(_FIELDS, values, strict=True))) for values in stored]
-
-
-def _op_from(columns: dict[str, Any]) -> Op:
-    product = columns.pop("product")
-    return Op(**columns, product=None if product is None else Product(*product))
+    return from_columns(stored).ops
 
 
 def rehearse_missing(rows: Sequence[tuple[TimeRow, GpuModel]]) -> None:
@@ -74,8 +83,8 @@ def _rehearse_and_store(missing: Mapping[str, tuple[TimeRow, GpuModel]]) -> None
         _STORE.write_json(name, stored)
 
 
-def _rehearsed(row: TimeRow, model: GpuModel) -> list[list[Any]] | str:
-    """In the child: the ops as lists, or what went wrong."""
+def _rehearsed(row: TimeRow, model: GpuModel) -> dict[str, Any] | str:
+    """In the child: a trace of the ops alone, or what went wrong."""
     import torch
 
     from accuracy.time_models import variant_of, workload_of
@@ -88,7 +97,10 @@ def _rehearsed(row: TimeRow, model: GpuModel) -> list[list[Any]] | str:
         trace = rehearse(workload_of(row), variant_of(row), model.compute_capability)
     except Exception as error:  # noqa: BLE001 - one model must not stop the others
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return [[getattr(op, name) for name in _FIELDS] for op in trace.ops]
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("allocations", "events", "step_starts", "phase_starts", "convolutions"), ()
+    )
+    return to_columns(replace(trace, **nothing))
 
 
 @functools.cache
@@ -102,19 +114,19 @@ def _prepare(capability: tuple[int, int] | None) -> None:
 def _name(row: TimeRow, model: GpuModel) -> str:
     setting = [row.model, row.num_gpus, row.precision, row.is_channels_last, row.micro_batch]
     setting += [row.size, row.torch_version.partition(".")[0], model.compute_capability]
-    decided_by = json.dumps([setting, _FIELDS, _code()])
+    decided_by = json.dumps([setting, _code(row.model.partition("/")[0])])
     return hashlib.sha256(decided_by.encode()).hexdigest()[:32]
 
 
 @functools.cache
-def _code() -> str:
-    """Return a hash of the code that decides the ops, and torch's version."""
+def _code(family: str) -> str:
+    """Return a hash of the code that decides the ops of a family, and torch's version."""
     from importlib.metadata import version
 
     import oomph
 
     rooms = Path(oomph.__file__).parent
-    files = [_HERE / f"{name}.py" for name in _MODELS]
+    files = [_HERE / f"{name}.py" for name in (*_OF_ALL, *_OF_FAMILY[family])]
     files += [rooms / "records" / "trace.py", rooms / "records" / "workload.py"]
     files += sorted(path for room in _ROOMS for path in (rooms / room).rglob("*.py"))
     whole = hashlib.sha256(version("torch").encode())

@@ -16,13 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from accuracy.time_rows import Part, TimeRow, read_rows
+from accuracy import collectives
+from accuracy.time_rows import UNBUILT, Part, TimeRow, read_rows
 from accuracy.time_traces import ops_of, rehearse_missing
 from oomph.predicting.speed import estimate
 from oomph.records.trace import Op, Phase
 from oomph.verbs.gpus import find_gpu
 
-_SEED, _NUM_DRAWN = 2026, 40  # rows of each source, unless all are asked for
+# Rows of each source on one GPU unless all are asked for; and of how many of them those on several
+# GPUs are scored, too.
+_SEED, _NUM_DRAWN, _NUM_WITH_SEVERAL = 2026, 30, 8
+_BLOCK = "times"
 _BEFORE = Path(__file__).with_name("times_before.json")
 
 _PHASES: dict[Part, tuple[Phase, ...]] = {
@@ -102,7 +106,7 @@ def of_part(ops: Sequence[Op], part: Part) -> Sequence[Op]:
 
 def score_all(rows: Sequence[TimeRow]) -> list[TimeScored]:
     began = time.perf_counter()
-    before = json.loads(_BEFORE.read_text("utf-8")) if _BEFORE.exists() else {}
+    before = before_figures()
     rehearse_missing([(row, find_gpu(row.gpu).model) for row in rows])
     scored = [score(row, before) for row in rows]
     took_s = time.perf_counter() - began
@@ -110,22 +114,57 @@ def score_all(rows: Sequence[TimeRow]) -> list[TimeScored]:
     return scored
 
 
-def drawn(rows: Sequence[TimeRow]) -> list[TimeRow]:
-    """Return some rows of each source, the same each time, in their order."""
-    found: list[TimeRow] = []
-    for name in dict.fromkeys(row.source.name for row in rows):
-        places = [place for place, row in enumerate(rows) if row.source.name == name]
-        chosen = random.Random(_SEED)  # noqa: S311 - a sample, no secret
-        places = sorted(chosen.sample(places, min(len(places), _NUM_DRAWN)))
-        found += [rows[place] for place in places]
+def before_figures() -> dict[str, list[float]]:
+    """Return the predicted seconds of the estimator before, and its range, by name."""
+    found: dict[str, list[float]] = json.loads(_BEFORE.read_text("utf-8"))
     return found
 
 
+def drawn(rows: Sequence[TimeRow]) -> list[TimeRow]:
+    """Return some rows of each source, the same each time.
+
+    Rows on several GPUs are those of the same runs as some of the rows on one GPU.
+    """
+    found: list[TimeRow] = []
+    for name in dict.fromkeys(row.source.name for row in rows):
+        of_source = [row for row in rows if row.source.name == name]
+        alone = [row for row in of_source if row.num_gpus == 1]
+        chosen = random.Random(_SEED)  # noqa: S311 - a sample, no secret
+        alone = chosen.sample(alone, min(len(alone), _NUM_DRAWN))
+        several = [row for row in of_source if row.num_gpus > 1]
+        runs = {row.on_one_gpu for row in several}
+        kept = [row.name for row in alone if row.name in runs][:_NUM_WITH_SEVERAL]
+        found += [*alone, *(row for row in several if row.on_one_gpu in kept)]
+    return found
+
+
+def chosen_rows(*, is_whole: bool) -> list[TimeRow]:
+    rows = read_rows()
+    return rows if is_whole else drawn(rows)
+
+
+def write_readme(scored: Sequence[TimeScored]) -> None:
+    """Write the summary into its own block of the README."""
+    from docs.generate import replace_block
+
+    readme = Path(__file__).resolve().parents[1] / "README.md"
+    lines = "\n".join(summary(scored))
+    readme.write_text(replace_block(readme.read_text("utf-8"), _BLOCK, lines), "utf-8")
+
+
 def write_before(scored: Sequence[TimeScored]) -> None:
+    """Keep the figures of these rows; those of the others stay as they are."""
+    names = {row.name for row in read_rows()}
+    found = {name: tuple(said) for name, said in before_figures().items() if name in names}
+    for row in scored:
+        if row.now is not None:
+            found[row.row.name] = (row.now.step_s, row.now.low_s, row.now.high_s)
+    for each in collectives.read_collectives():
+        if each.predicted_s is not None:
+            found[each.name] = (each.predicted_s,) * 3
     lines = [
-        f'"{each.row.name}": [{each.now.step_s:.4g}, {each.now.low_s:.4g}, {each.now.high_s:.4g}]'
-        for each in scored
-        if each.now is not None
+        f'"{name}": [{", ".join(f"{figure:.4g}" for figure in figures)}]'
+        for name, figures in found.items()
     ]
     _BEFORE.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
 
@@ -240,6 +279,22 @@ def efficiency_table(scored: Sequence[TimeScored]) -> Iterator[str]:
             yield f"| {' | '.join([*title, *figures])} |"
 
 
+def summary(scored: Sequence[TimeScored]) -> Iterator[str]:
+    """A line per source, for the README."""
+    alone = [each for each in scored if each.row.num_gpus == 1]
+    yield "Step times on one GPU, predicted / measured (before -> now):"
+    yield ""
+    yield from table(alone, by_source, ("source", "seen"))
+    for seen, rows in grouped(alone, lambda row: (_in_sample(row),)):
+        now = errors_of((each.row, each.now) for each in rows)
+        if now is not None:
+            yield ""
+            yield (
+                f"All {seen[0]}: median error {100 * now.error:.0f} %, p90 "
+                f"{100 * now.error_p90:.0f} %, {100 * now.inside:.0f} % in the range."
+            )
+
+
 def report(scored: Sequence[TimeScored]) -> Iterator[str]:
     """All tables."""
     alone = [each for each in scored if each.row.num_gpus == 1]
@@ -253,9 +308,15 @@ def report(scored: Sequence[TimeScored]) -> Iterator[str]:
         yield from table(several, by_source, ("source", ""))
         yield "\n### Efficiency, data parallel\n"
         yield from efficiency_table(scored)
+    yield "\n### Collectives\n"
+    yield from collectives.table(before_figures())
+    yield "\n### Published, not predicted\n"
+    yield "| source | times | what | why |"
+    yield "|---|--:|---|---|"
+    yield from (f"| {name} | {num} | {what} | {why} |" for name, num, what, why in UNBUILT)
     unscored = [each for each in scored if each.now is None]
     if unscored:
-        yield "\n### Not predicted\n"
+        yield "\n### Could not be predicted\n"
         yield from (
             f"- {each.row.source.name}: {each.row.what}: {each.problem}" for each in unscored
         )
@@ -266,7 +327,7 @@ def report(scored: Sequence[TimeScored]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m accuracy.times", description=__doc__)
-    parser.add_argument("--all", action="store_true", help=f"not only {_NUM_DRAWN} of each source")
+    parser.add_argument("--all", action="store_true", help="not only a sample of each source")
     parser.add_argument("--in-sample", action="store_true", help="without held-out sources")
     parser.add_argument(
         "--only", default="", help="rows with this in source, GPU, model or precision"
@@ -274,11 +335,13 @@ def main() -> None:
     parser.add_argument("--models", action="store_true", help="by model, too")
     parser.add_argument("--rows", action="store_true", help="every row, too")
     parser.add_argument("--one-gpu", action="store_true", help="without data parallel rows")
+    parser.add_argument("--readme", action="store_true", help="write the summary into README.md")
     parser.add_argument("--write-before", action="store_true", help="keep today's figures")
     options = parser.parse_args()
-    rows = read_rows()
-    if not (options.all or options.only or options.write_before):
-        rows = drawn(rows)
+    if options.readme and (options.only or options.in_sample):
+        parser.error("--readme wants all rows")
+    is_whole = options.all or options.only or options.write_before or options.readme
+    rows = chosen_rows(is_whole=is_whole)
     rows = [row for row in rows if options.only in f"{row.source.name} {row.what} {row.precision}"]
     rows = [row for row in rows if not (options.in_sample and row.is_held_out)]
     rows = [row for row in rows if not (options.one_gpu and row.num_gpus > 1)]
@@ -292,6 +355,8 @@ def main() -> None:
         print("\n".join(table(alone, by_model, ("source", "model", "precision"))))
     if options.write_before:
         write_before(scored)
+    if options.readme:
+        write_readme(scored)
 
 
 if __name__ == "__main__":

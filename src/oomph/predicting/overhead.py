@@ -59,10 +59,10 @@ _SAME_CARD_RATIO = 0.004
 # cards with GDDR; on RTX and Quadro cards it is off and can be switched on. It takes 1/16 of the
 # memory (CUDA Best Practices Guide).
 _MEMORY_OF: tuple[tuple[Memory, re.Pattern[str]], ...] = (
-    ("hbm", re.compile(r"(p100|v100s?|titan-v|a30|a100|h\d+|gh200|g?b[23]00)(-|$)")),
+    ("hbm", re.compile(r"(p100|v100s?|titan-v|a30|a[18]00|h\d+|gh200|g?b[23]00)(-|$)")),
     ("gddr with ecc", re.compile(r"(k80|m40|p4|p40|t4|a10g?|a16|a40|l4|l40s?)(-|$)")),
-    ("gddr, ecc can be switched", re.compile(r"(quadro-|a\d000|a4500|rtx\d000-ada|rtx-pro-)")),
-    ("gddr", re.compile(r"(gtx|rtx)\d{4}|titan-rtx")),
+    ("gddr, ecc can be switched", re.compile(r"(quadro-|a\d[05]00|rtx\d000-ada|rtx-pro-)")),
+    ("gddr", re.compile(r"(gtx|rtx)\d{4}|titan-(rtx|xp)")),
 )
 
 

@@ -3,9 +3,10 @@
     find("a100 80")                                   what a person typed
     find_by_nvml_name("NVIDIA A100-SXM4-80GB", ...)   what a driver says
 
-The figures are in catalog.json, each with its source. Limits: desktop, workstation and data-centre
-GPUs of NVIDIA only. Laptop GPUs, MIG slices and vGPUs share a name with a larger chip and are never
-mistaken for it. A name is read as product, form factor and memory size; nothing else is guessed.
+The figures are in catalog.json, each with its source. Limits: GPUs of NVIDIA only. Laptop GPUs, MIG
+slices and vGPUs share a name with a larger chip and are never mistaken for it; the laptop GPUs that
+are known are products of their own. A name is read as product, form factor and memory size; nothing
+else is guessed.
 """
 
 from __future__ import annotations
@@ -177,7 +178,12 @@ _DETAIL = re.compile(
 _LEAST_USABLE_RATIO = 0.90
 _MOST_USABLE_RATIO = 1.02
 
-_LAPTOP = re.compile(r"laptop|mobile|notebook")
+_LAPTOP = re.compile(r"laptop|maxq")
+# Other words for them, as `spell` writes them: drivers say "with Max-Q Design".
+_LAPTOP_WORDS = (
+    (re.compile(r"mobile|notebook"), "laptop"),
+    (re.compile(r"withmaxqdesign"), "maxq"),
+)
 _OTHER_MAKERS = re.compile(
     r"amd|radeon|instinct|rx ?\d|mi ?\d{2,3}|intel|arc ?[ab]|gaudi|apple|tpu"
 )
@@ -230,8 +236,8 @@ def find_by_nvml_name(name: str, total_bytes: int | None) -> GpuModel | None:
 
     >>> find_by_nvml_name("NVIDIA A100-SXM4-80GB", None).name
     'a100-80gb'
-    >>> find_by_nvml_name("NVIDIA GeForce RTX 4090 Laptop GPU", None) is None
-    True
+    >>> find_by_nvml_name("NVIDIA GeForce RTX 4090 Laptop GPU", None).name
+    'rtx4090-laptop'
     """
     named = _read(name)
     if named is None:
@@ -257,8 +263,14 @@ def _read(text: str) -> _Name | None:
     """Parse a name; None if it names no product, or says more than product, form and size."""
     if not _is_plain(text):
         return None
-    spelling = spell(text)
+    spelling = _with_one_word_for_laptops(spell(text))
     return next(filter(None, (_read_as(product, spelling) for product in products())), None)
+
+
+def _with_one_word_for_laptops(spelling: str) -> str:
+    for words, word in _LAPTOP_WORDS:
+        spelling = words.sub(word, spelling)
+    return spelling
 
 
 def _read_as(product: Product, spelling: str) -> _Name | None:
@@ -381,7 +393,7 @@ def _title_with_size(card: Card) -> str:
 
 def _unknown(text: str) -> UnknownGpu:
     shown = text if len(text) <= MAX_NAME_LENGTH else text[: MAX_NAME_LENGTH // 2] + "..."
-    spelling = spell(text)
+    spelling = _with_one_word_for_laptops(spell(text))
     if not text.strip():
         return UnknownGpu("no GPU is named", because="the name is empty")
     if not _is_plain(text):
@@ -391,8 +403,11 @@ def _unknown(text: str) -> UnknownGpu:
             nearest=_nearest(spelling),
         )
     if _LAPTOP.search(spelling):
-        because = "a laptop GPU is a smaller chip than the card of its name, and none is in it"
-        return UnknownGpu(f"the catalogue has no GPU {shown!r}", because=because)
+        because = (
+            "a laptop GPU is a smaller chip than the card of its name, and this one is not in it"
+        )
+        nearest = tuple(name for name in _nearest(spelling) if _LAPTOP.search(spell(name)))
+        return UnknownGpu(f"the catalogue has no GPU {shown!r}", because=because, nearest=nearest)
     if _OTHER_MAKERS.match(spelling):
         return UnknownGpu(f"the catalogue has no GPU {shown!r}", because="it has NVIDIA's only")
     several = _containing(spelling)
@@ -465,6 +480,8 @@ def driver_name(model: GpuModel) -> str:
     if model.name in _OWN:
         return _OWN[model.name]
     title = model.title
+    if "Max-Q" in title or "Laptop" in title:
+        return _laptop_name(title)
     is_ada = "Ada" in title
     if _OF_GAMERS.match(title) and not is_ada:
         return f"NVIDIA GeForce {_SIZE.sub('', title)}"
@@ -477,6 +494,15 @@ def driver_name(model: GpuModel) -> str:
     if is_ada:
         return f"NVIDIA {title} Generation"
     return f"NVIDIA {_with_form(title)}"
+
+
+def _laptop_name(title: str) -> str:
+    title = (
+        _SIZE.sub("", title).replace("Max-Q", "with Max-Q Design").replace("Laptop", "Laptop GPU")
+    )
+    if title.startswith("Quadro"):
+        return title
+    return f"NVIDIA GeForce {title}" if _OF_GAMERS.match(title) else f"NVIDIA {title}"
 
 
 def _with_form(title: str) -> str:
