@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomph.predicting.footprint import Kernel
@@ -15,7 +15,7 @@ from oomph.predicting.rates import best_rates
 from oomph.predicting.speed import StepTime, estimate
 from oomph.records.gpu_model import GpuModel
 from oomph.records.trace import Op, Product
-from oomph.sensing.catalog import find
+from oomph.sensing.catalog import all_models, find
 
 A100, H100, V100 = (find(name).model for name in ("a100-80gb", "h100-80gb", "v100-16gb"))
 RTX4090, RTX3090 = find("rtx4090").model, find("rtx3090").model
@@ -49,6 +49,7 @@ def busy(*ops: Op, on: GpuModel = A100, **options: Any) -> float:
 edges = st.integers(1, 20_000)
 
 
+@settings(deadline=None)
 @given(edges, edges, edges, st.integers(1, 64), st.sampled_from(["bfloat16", "float32"]))
 def test_a_larger_product_never_takes_less(
     rows: int, columns: int, depth: int, num: int, dtype: str
@@ -60,6 +61,7 @@ def test_a_larger_product_never_takes_less(
         assert took_s <= busy(matmul(*more, dtype)) * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(edges, edges, edges, st.integers(1, 64))
 def test_no_product_is_faster_than_the_best_one(
     rows: int, columns: int, depth: int, num: int
@@ -115,6 +117,14 @@ def test_the_share_of_the_datasheet_follows_from_the_rate_of_an_sm() -> None:
         model = replace(find(name).model, matmul_bf16_flops=None, num_sms=num_sms)
         best = best_rates(model)[0]["bfloat16"]
         assert best == pytest.approx(of_sheet * (model.bf16_flops or 0), rel=0.02)
+
+
+def test_geforce_boards_run_above_the_clock_of_their_datasheet_and_others_do_not() -> None:
+    fast = {model.title for model in all_models() if model.is_geforce_desktop}
+    assert {"RTX 4090", "RTX 3080 10GB", "RTX 2080 Ti", "GTX 1080 Ti"} <= fast
+    others = {"RTX 6000 Ada", "RTX A6000", "Quadro RTX 6000", "A100 SXM4 80GB", "Titan RTX"}
+    assert not fast & others
+    assert not any("Laptop" in title or "Max-Q" in title for title in fast)
 
 
 # ---- convolutions ----------------------------------------------------------------------------

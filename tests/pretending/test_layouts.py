@@ -45,11 +45,14 @@ def strides_here_and_on_a_gpu(make: Callable[[str], torch.Tensor]) -> tuple[Any,
     return make("cpu").stride(), in_a_child(work)
 
 
+@pytest.mark.parametrize("edge", [1, 3])
 @pytest.mark.parametrize("lies", ["the images", "the filter", "neither"])
-def test_a_convolution_writes_channels_last_if_its_input_or_its_filter_lies_so(lies: str) -> None:
+def test_a_convolution_writes_channels_last_if_its_input_or_its_filter_lies_so(
+    lies: str, edge: int
+) -> None:
     def convolved(device: str) -> torch.Tensor:
         images = torch.zeros(2, 8, 9, 9, device=device)
-        weight = torch.zeros(16, 8, 3, 3, device=device)
+        weight = torch.zeros(16, 8, edge, edge, device=device)
         if lies == "the images":
             images = images.to(memory_format=torch.channels_last)
         elif lies == "the filter":

@@ -324,7 +324,7 @@ class Prices:
         num_sms = self._rates.num_sms
         if not num_sms or kind_of(name) != "other" or name.startswith(_IN_CHUNKS):
             return byte_s
-        block_s = _STRIDED_BLOCK_S if is_strided else _BLOCK_S
+        block_s = _STRIDED_BLOCK_S if is_strided and name not in _SHARES else _BLOCK_S
         under_way = num_sms * self._rates.threads_per_sm * _ELEMENTS_PER_THREAD
         return max(byte_s, block_s / (_element_bytes(dtype) * under_way))
 

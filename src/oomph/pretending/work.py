@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from oomph.pretending.layouts import layout_of_convolution
 from oomph.pretending.ops import Behaviour
 from oomph.pretending.tensors import is_pretended, tensors_in
 from oomph.records.trace import Op, Phase, Product
@@ -213,7 +214,8 @@ class _Convolved:
         self._wide_channels = wide.shape[1] // groups
         self._narrow_channels = narrow.shape[1] // groups
         self._groups, self._stride = groups, stride
-        self._is_channels_last = source.dim() == 4 and _is_channels_last(source)
+        layout = layout_of_convolution(source, weight)
+        self._is_channels_last = layout is not torch.contiguous_format
         self.flops = (2 * groups * self._examples * self._narrow_places * self._narrow_channels) * (
             self._wide_channels * self._window
         )
@@ -248,7 +250,3 @@ class _Convolved:
             self._is_channels_last,
             min(self._wide_channels, self._narrow_channels),
         )
-
-
-def _is_channels_last(tensor: Any) -> bool:
-    return bool(tensor.shape[1] > 1 and tensor.stride(1) == 1 and tensor.shape[2:].numel() > 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -9,6 +10,9 @@ from typing import Any, Literal
 from oomph.records.generation import generation_of
 
 Tf32 = Literal["none", "as fast as fp32", "faster than fp32"]
+
+# The product line, as NVIDIA writes it: four digits without a letter.
+_GEFORCE = re.compile(r"(GeForce )?(RTX|GTX) \d{4}\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,12 @@ class GpuModel:
     # None because the hardware lacks it, the text begins with "none".
     sources: Mapping[str, str] = field(hash=False)
     note: str | None = None
+
+    @property
+    def is_geforce_desktop(self) -> bool:
+        """Return whether it is a consumer's board: "RTX 4090", and not "RTX 6000 Ada"."""
+        is_other = any(word in self.title for word in ("Ada", "Laptop", "Max-Q", "Mobile"))
+        return bool(_GEFORCE.match(self.title)) and not is_other
 
     @property
     def tf32(self) -> Tf32:
