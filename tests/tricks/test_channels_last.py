@@ -76,7 +76,7 @@ def test_it_is_possible_where_there_are_images_and_tensor_cores() -> None:
 
 def test_it_is_in_no_plan_unless_it_is_asked_for_and_then_in_every_one() -> None:
     assert left_out(plain())["channels-last"] == (
-        "faster with fp16 or bf16, but oomph cannot compute by how much: --allow channels-last"
+        "faster with fp16 or bf16; once allowed, it is in every plan: --allow channels-last"
     )
     for allow in (frozenset[str](), frozenset({"channels-last"})):
         found = variants(choices_for(plain(possible=replace(BERT), allow=allow), ("blocks",)))

@@ -74,9 +74,9 @@ CHANNELS_LAST = Definition(
     setting="channels_last",
     what="images as height x width x channels in memory, as tensor cores read them",
     code="model.to(memory_format=torch.channels_last), and images likewise",
-    caveat="helps with fp16 or bf16; oomph does not compute the speed-up: measure a step",
-    # In every plan or in none: oomph computes no difference in memory or time for it.
-    needs_consent="faster with fp16 or bf16, but oomph cannot compute by how much",
+    caveat="faster with fp16 or bf16, where kernels want this layout; measure a step",
+    # In every plan or in none: the search does not compare both layouts.
+    needs_consent="faster with fp16 or bf16; once allowed, it is in every plan",
     is_in_every_plan=True,
     why_not=lambda request: (
         None
