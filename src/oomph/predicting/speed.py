@@ -313,7 +313,7 @@ class Pace:
 # pinned copies and links, judgement.
 LIKELY = Pace()
 BEST = Pace(kernels=0.80, host=0.5, beside=0.7)
-WORST = Pace(kernels=1.60, host=2.2, beside=2.0)
+WORST = Pace(kernels=1.60, host=2.6, beside=2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
