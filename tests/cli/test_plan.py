@@ -106,7 +106,8 @@ def test_the_answer_in_json_has_the_promised_fields_and_keeps_the_batch(told: An
         assert plan["micro_batch"] * plan["accumulate"] * plan["gpus"] == 64
         assert plan["stability"] != "changes"
         assert plan["fits"] == "yes"
-        assert plan["low_bytes"] <= plan["device_bytes"] <= plan["high_bytes"] <= 900 << 20
+        # "yes" may rest on a cache that torch frees near the end: the bar alone may be longer.
+        assert plan["low_bytes"] <= plan["device_bytes"] <= min(plan["high_bytes"], 900 << 20)
         assert plan["relative_time"] >= 1
         assert plan["why"]
     assert {one["what"] for one in found["rejected"]} >= {"lora", "tf32", "ddp", "sdpa"}

@@ -195,7 +195,7 @@ def planned(length: int, memory: str) -> Any:
     return best
 
 
-@pytest.mark.parametrize("memory", ["100MiB", "140MiB"])
+@pytest.mark.parametrize("memory", ["100MiB", "170MiB"])
 def test_with_a_plan_nothing_runs_out_of_memory_and_the_next_size_would(memory: str) -> None:
     plan = planned(256, memory)
     assert plan.reach is not None

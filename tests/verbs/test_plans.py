@@ -18,6 +18,7 @@ from oomph.planning.plans import Search
 from oomph.planning.ranking import NEAR_RATIO
 from oomph.planning.rehearsals import choices_of, first_look
 from oomph.predicting.demand import replay_trace
+from oomph.predicting.reductions import sized_on
 from oomph.records.generation import trace_capability
 from oomph.records.plan import PlanOptions, Plans, Preference
 from oomph.records.prediction import Prediction, Verdict
@@ -80,10 +81,13 @@ def assert_true(plans: Plans, workload: str) -> None:
     place, name = workload.rsplit(":", 1)
     variants = [plan.variant for plan in plans]
 
-    def rehearse(rehearser: Rehearser) -> list[int]:
-        return [replay_trace(rehearser.trace(one)).peak_reserved_bytes for one in variants]
+    target = find_target(GPU, None)
 
-    capability = trace_capability(find_target(GPU, None).capability)
+    def rehearse(rehearser: Rehearser) -> list[int]:
+        traces = (sized_on(rehearser.trace(one), target.multiprocessors) for one in variants)
+        return [replay_trace(trace).peak_reserved_bytes for trace in traces]
+
+    capability = trace_capability(target.capability)
     reserved = with_rehearser((Path(place), name), capability, rehearse)
     for plan, expected in zip(plans, reserved, strict=True):
         assert plan.prediction.reserved_bytes == pytest.approx(expected, rel=0.02), plan

@@ -86,9 +86,6 @@ class Gpu:
             "ExternalStream": streams.Stream,
             # A function of its own: a script's rehearsal puts another in its place.
             "_dump_snapshot": lambda *_, **__: None,
-            # There are no such counters, and what asks for them is refused.
-            "reset_accumulated_host_memory_stats": nothing,
-            "reset_peak_host_memory_stats": nothing,
         }
 
     # ---- memory ----------------------------------------------------------------------------------
@@ -437,6 +434,8 @@ _REFUSED_FUNCTIONS = {
     **dict.fromkeys(("utilization", "memory_usage", "temperature"), _SENSORS),
     **dict.fromkeys(("power_draw", "clock_rate"), _SENSORS),
     **dict.fromkeys(("host_memory_stats", "host_memory_stats_as_nested_dict"), _PINNED),
+    "reset_accumulated_host_memory_stats": _PINNED,
+    "reset_peak_host_memory_stats": _PINNED,
 }
 _REFUSED_MODULES = {  # all their functions, except those that ask whether they are available
     "nccl": "there is one GPU for each process, and no NCCL",

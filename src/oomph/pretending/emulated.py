@@ -570,17 +570,16 @@ class _Accounting(TorchDispatchMode):
 
     def _take_and_free(self, blocks: Iterable[Taken]) -> None:
         """Take blocks in this order; -n frees the n-th. What a GPU's reductions stage is left."""
-        taken: list[int] = []
-        living: set[int] = set()
+        num_taken = 0
+        living: dict[int, int] = {}  # address of each block, by its number: addresses come again
         for block in blocks:
             if isinstance(block, int) and block < 0:
-                address = taken[-block - 1]
-                living.remove(address)
-                self._card.give_back([address])
+                self._card.give_back([living.pop(-block)])
             elif isinstance(block, int):
-                taken += self._card.take((block,))
-                living.add(taken[-1])
-        self._card.give_back([address for address in reversed(taken) if address in living])
+                num_taken += 1
+                if block:  # the allocator takes no block for 0 bytes
+                    living[num_taken] = self._card.take((block,))[0]
+        self._card.give_back(list(reversed(living.values())))
 
     def _hold(
         self, leaves: list[Any], sizes: tuple[int, ...] | None, taken: list[int], key: Any

@@ -94,9 +94,13 @@ def _of_convolution(*places: int, source: int) -> Callable[[Any], list[torch.Ten
     return copied
 
 
-def _of_product(args: Any) -> list[torch.Tensor]:
-    """Return the matrices that BLAS cannot read (Blas.cpp, prepare_matrix_for_cublas)."""
-    return [matrix for matrix in args[-2:] if not _is_readable(matrix)]
+def _of_product(first: int) -> Callable[[Any], list[torch.Tensor]]:
+    """Copy the matrices that BLAS cannot read (Blas.cpp, prepare_matrix_for_cublas)."""
+
+    def copied(args: Any) -> list[torch.Tensor]:
+        return [matrix for matrix in args[first : first + 2] if not _is_readable(matrix)]
+
+    return copied
 
 
 def _is_readable(matrix: torch.Tensor) -> bool:
@@ -107,18 +111,22 @@ def _is_readable(matrix: torch.Tensor) -> bool:
     return (down == 1 and across >= max(1, rows)) or (across == 1 and down >= max(1, columns))
 
 
-def _of_batched_product(args: Any) -> list[torch.Tensor]:
-    """Return the batches that BLAS cannot read (Blas.cpp, prepare_batch_matrix_for_cublas).
+def _of_batched_product(first: int) -> Callable[[Any], list[torch.Tensor]]:
+    """Copy the batches that BLAS cannot read (Blas.cpp, prepare_batch_matrix_for_cublas).
 
     BLAS wants columns, so it computes the transposed product, with the operands exchanged.
     """
-    one, other = args[-2:]
-    rows, inner, columns = one.shape[1], one.shape[2], other.shape[2]
-    if columns == 1 and rows > 1:  # the result can be read as columns: nothing is exchanged
-        lies = ((one, 1, 2, rows, inner), (other, 1, 2, inner, columns))
-    else:
-        lies = ((other, 2, 1, columns, inner), (one, 2, 1, inner, rows))
-    return [batch for batch, *how in lies if not _is_batch_readable(batch, *how)]
+
+    def copied(args: Any) -> list[torch.Tensor]:
+        one, other = args[first : first + 2]
+        rows, inner, columns = one.shape[1], one.shape[2], other.shape[2]
+        if columns == 1 and rows > 1:  # the result can be read as columns: nothing is exchanged
+            lies = ((one, 1, 2, rows, inner), (other, 1, 2, inner, columns))
+        else:
+            lies = ((other, 2, 1, columns, inner), (one, 2, 1, inner, rows))
+        return [batch for batch, *how in lies if not _is_batch_readable(batch, *how)]
+
+    return copied
 
 
 def _is_batch_readable(batch: torch.Tensor, fast: int, leading: int, m: int, n: int) -> bool:
@@ -137,8 +145,10 @@ def _is_batch_readable(batch: torch.Tensor, fast: int, leading: int, m: int, n: 
 _SOFTMAX = Copies(_unless_contiguous(0), are_first=False)
 _SOFTMAX_BACKWARD = Copies(_unless_contiguous(0, 1), are_first=False)
 COPIES: dict[str, Copies] = {
-    **dict.fromkeys(("mm", "addmm"), Copies(_of_product, are_first=False)),
-    **dict.fromkeys(("bmm", "baddbmm"), Copies(_of_batched_product, are_first=False)),
+    "mm": Copies(_of_product(0), are_first=False),
+    "addmm": Copies(_of_product(1), are_first=False),
+    "bmm": Copies(_of_batched_product(0), are_first=False),
+    "baddbmm": Copies(_of_batched_product(1), are_first=False),
     "native_layer_norm": Copies(_unless_contiguous(0), are_first=True),
     "native_layer_norm_backward": Copies(_unless_contiguous(0, 1), are_first=True),
     **dict.fromkeys(("_softmax", "_log_softmax"), _SOFTMAX),

@@ -169,13 +169,7 @@ class Recorder(TorchDispatchMode):
         if Disguise.hosted and self.host.has_any(args, kwargs):
             return tensors.run_on_host(self, behaviour, function, args, kwargs)
         if kind == "view":
-            if self._viewed_in is not self.phase:
-                self._viewed_in, self._num_views = self.phase, 0
-            self._num_views += 1
-            out = function(*args, **kwargs)
-            if behaviour.lifts:
-                self.track(out, behaviour.label)
-            return out
+            return self._view(behaviour, function, args, kwargs)
         if kind == "in place":
             return self._in_place(behaviour, function, args, kwargs)
         if behaviour.in_place is not None and ops.is_in_place(behaviour.name, args):
@@ -186,6 +180,16 @@ class Recorder(TorchDispatchMode):
             if answer is not NotImplemented:
                 return answer
         return self.fresh(behaviour, function, args, kwargs)
+
+    def _view(self, behaviour: Behaviour, function: Any, args: Any, kwargs: Any) -> Any:
+        if args and isinstance(args[0], torch.Tensor) and is_pretended(args[0]):
+            if self._viewed_in is not self.phase:
+                self._viewed_in, self._num_views = self.phase, 0
+            self._num_views += 1
+        out = function(*args, **kwargs)
+        if behaviour.lifts:
+            self.track(out, behaviour.label)
+        return out
 
     def _changed(self, behaviour: Behaviour, args: Any, kwargs: Any) -> Any:
         """Run in place an op that backward runs in place, though torch dispatches a copy."""

@@ -67,10 +67,10 @@ def test_what_would_have_to_agree_is_refused(num: int, is_engine: bool) -> None:
 def test_recoveries_leave_no_memory_behind() -> None:
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32)) for _ in range(2)]
-    with oomph.emulated_gpu("32MiB") as gpu:
+    with oomph.emulated_gpu("64MiB") as gpu:
         model = nn.Sequential(*blocks).cuda()
         window = Window(model, [torch.optim.SGD(model.parameters(), 0.1)], lambda _: None)
-        batch = torch.randn(8192, 32).cuda()
+        batch = torch.randn(24576, 32).cuda()
 
         def work(piece: Any) -> Any:
             loss = model(piece.data).square().mean()

@@ -245,7 +245,8 @@ class Loop:
             self.roots[id(module)] = module
             self.modules.know(module)
             self.on_training(module)
-            self.of_models |= self.recorder.numbers_of([*module.parameters(), *module.buffers()])
+            own = (*module.parameters(), *module.buffers())
+            self.of_models |= self.recorder.numbers_of(map(unwrapped, own))
         if not is_trained:
             if self.recorder.phase in ("build", "input") and any(True for _ in module.parameters()):
                 self.enter("forward")
