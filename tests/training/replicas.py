@@ -25,8 +25,8 @@ import oomph
 from oomph.errors import OomphError, UsageError
 
 WIDTH, NUM, NUM_STEPS = 128, 32, 4
-BUDGETS = ("512MiB", "52MiB")  # by rank
-LENGTHS = (32, 48)  # by rank: what is the same on all would hide what is not
+BUDGETS = ("512MiB", "56MiB")  # by rank
+LENGTHS = (32, 72)  # by rank: what is the same on all would hide what is not
 
 
 class Block(nn.Module):

@@ -24,9 +24,9 @@ from training.adapters import jobs, loops
 # And what the second rank has, too little for a batch. Lightning makes its replicas on a stream of
 # their own, which keeps the 20 MiB that it was given.
 LIBRARIES: dict[str, tuple[Any, str]] = {
-    "accelerate": (loops.with_accelerate, "36MiB"),
-    "hf": (loops.with_hf, "36MiB"),
-    "lightning": (loops.with_lightning, "52MiB"),
+    "accelerate": (loops.with_accelerate, "48MiB"),
+    "hf": (loops.with_hf, "48MiB"),
+    "lightning": (loops.with_lightning, "64MiB"),
 }
 PLENTY = "1GiB"
 NUM_BATCHES = 4  # of each rank

@@ -36,7 +36,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_an_error_of_one_rank_changes_nothing(library: str, ranks: list[Any]) -> None:
     first, second = (rank[library]["with"] for rank in ranks)
     assert first["num_ooms"] == 0
-    assert 1 <= second["num_ooms"] <= 2
+    assert 1 <= second["num_ooms"] <= 4
     assert first["weights"] == second["weights"]
     assert not set(first["used"]) & set(second["used"])
     for rank in ranks:
