@@ -451,6 +451,7 @@ def _new_sizes(out: Any, given: set[int]) -> list[int]:
 # Outputs that stay on the host though the arguments are on the GPU, by their index.
 _ON_HOST = {"_pack_padded_sequence": frozenset({1})}  # batch_sizes
 _OF_HOST = ("empty_on_host",)  # oomph's own op: everything it creates is on the host
+_LAST_FIRST = ("native_dropout",)  # the kernel makes the mask first (Dropout.cu, dropout_cuda)
 _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
@@ -544,7 +545,7 @@ class _Accounting(TorchDispatchMode):
             sizes = known.sizes[key]
         except KeyError:
             sizes = known.sizes[key] = _new_sizes_of(function, args, kwargs)
-        taken = [] if sizes is None else card.take(sizes)
+        taken = [] if sizes is None else self._take_results(op, sizes)
         try:
             if op.is_gemm or op.temporaries is not None:
                 self._take_beside(op, args, kwargs)
@@ -557,6 +558,12 @@ class _Accounting(TorchDispatchMode):
             leaves = [leaf for i, leaf in enumerate(leaves) if i not in _ON_HOST[op.name]]
         self._hold(leaves, sizes, taken, key)
         return out
+
+    def _take_results(self, op: Behaviour, sizes: tuple[int, ...]) -> list[int]:
+        """Take a block for each result, in the order in which the kernel makes them."""
+        if op.name in _LAST_FIRST:
+            return self._card.take(sizes[::-1])[::-1]
+        return self._card.take(sizes)
 
     def _take_beside(self, op: Behaviour, args: Any, kwargs: Any) -> None:
         """Take the memory that CUDA's kernel needs beyond its outputs, then free or keep it."""
