@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_exit_1(train: Path, capsys: pytest.CaptureFixture[
     ("change", "said"),
     [
         pytest.param(("import torch", "import torch; 1 / 0"), "ZeroDivisionError", id="on import"),
-        pytest.param(("batch_size=64", "batch_size=0"), "does not divide", id="no batch"),
+        pytest.param(("batch_size=64", "batch_size=0"), "cannot have batch_size=0", id="no batch"),
         pytest.param(
             (
                 'return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])',
@@ -131,6 +131,8 @@ def test_a_workload_that_is_wrong_is_one_clear_error(
         (["{train}:workload", "--gpu", "t4", "--checkpointing", "some"], "unknown checkpointing"),
         (["{train}:workload", "--gpu", "t4", "--optimizer", "lion"], "not an optimizer"),
         (["{train}:workload", "--gpu-memory", "12 apples"], "is not a size"),
+        (["{train}:workload", "--gpu-memory", "12"], "a size without a unit counts as bytes"),
+        (["{train}", "--gpu", "t4"], "{train}:workload"),  # it holds a Workload: named to try
         (["{train}:workload", "--gpu", "t4", "--gpus", "0"], "'0' is not a whole number above 0"),
         (["{train}:workload", "--gpu", "t4", "--gpus", "3"], "does not divide the batch of 64"),
         (["{train}:workload", "--gpu", "t4", "--sharding", "fsdp"], "do not go together"),
@@ -150,7 +152,28 @@ def test_a_wrong_question_is_one_clear_error(
     assert main(["predict", *(word.format(train=train) for word in arguments)]) == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert said in told.err
+    assert said.format(train=train) in told.err
+
+
+@pytest.mark.parametrize("asked", [["{train}:nope"], ["{train}:workload", "--gpu-memory", "12"]])
+def test_under_json_an_error_is_json_too(
+    train: Path, capsys: pytest.CaptureFixture[str], asked: list[str]
+) -> None:
+    arguments = [word.format(train=train) for word in asked]
+    assert main(["predict", *arguments, "--gpu", "t4", "--json"]) == 2
+    told = capsys.readouterr()
+    answer = json.loads(told.out)
+    assert answer["exit_code"] == 2
+    assert answer["error"]["what"] in told.err
+    assert answer["error"]["try"] in told.err
+
+
+def test_an_optimizer_that_runs_the_batch_itself_is_refused_by_name(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train.write_text(TRAIN.replace("optim.AdamW", "optim.LBFGS"))
+    assert main(["predict", f"{train}:workload", "--gpu", "t4"]) == 2
+    assert "a Workload cannot be trained with LBFGS" in capsys.readouterr().err
 
 
 def test_another_optimizer_is_named_and_has_its_state(

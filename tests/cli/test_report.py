@@ -56,6 +56,16 @@ def test_last_is_the_newest(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith(FAST.id)
 
 
+def test_without_any_run_the_way_to_the_first_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OOMPH_RUNS", str(tmp_path / "none"))
+    assert main(["report", "last"]) == 2
+    told = capsys.readouterr().err
+    assert "no run is recorded yet" in told
+    assert "oomph watch -- python train.py" in told
+
+
 @pytest.mark.usefixtures("runs")
 def test_json_is_the_report_that_can_be_read_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "aaaa", "--json"]) == 0

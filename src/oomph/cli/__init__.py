@@ -45,9 +45,14 @@ exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return _run(arguments)
     except OomphError as error:
+        if "--json" in _split(arguments)[0]:
+            from oomph.cli.arguments import print_error_as_json
+
+            print_error_as_json(error)
         print(f"oomph: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
@@ -63,13 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_UNREADABLE
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str]) -> int:
     if sys.stdout is None:  # closed by the parent process
         raise Unreadable("there is no standard output to write the answer to")
     # A terminal or a file that cannot show a character shows "?" instead of a traceback.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 

@@ -7,8 +7,9 @@ import sys
 
 TYPE_CHECKING = False  # see oomph/__init__.py
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TextIO
 
+    from oomph.errors import OomphError
     from oomph.records.script import Script
 
 _MOST_DIGITS = 9  # in a number of examples or GPUs
@@ -108,7 +109,20 @@ def say(what: str) -> None:
         print(f"oomph: {what}", file=sys.stderr)
 
 
+_printed: list[TextIO] = []  # the standard output that has its JSON already
+
+
 def print_json(value: Any) -> None:
     from oomph.records.stored import as_json
 
+    _printed[:] = [sys.stdout]
     print(as_json(value))
+
+
+def print_error_as_json(error: OomphError) -> None:
+    """Print the error where a program waits for JSON, unless the answer is there already."""
+    if _printed and _printed[0] is sys.stdout:
+        return
+    told = {"what": error.what, "because": error.because, "try": error.attempt}
+    print_json({"error": told, "exit_code": error.exit_code})
+    sys.stdout.flush()

@@ -227,6 +227,12 @@ def find_directory(name: str) -> Path:
     exact = [path for path in found if path.name == name]
     if name and len(exact or found) == 1:
         return (exact or found)[0]
+    if next(newest_first(), None) is None:
+        raise UsageError(
+            "no run is recorded yet",
+            because=f"there is none in {runs_directory()}",
+            attempt="oomph watch -- python train.py",
+        )
     raise UsageError(
         f"{len(found)} runs are called {name!r:.80}" if found else f"there is no run {name!r:.80}",
         because=f"the runs are in {runs_directory()}",

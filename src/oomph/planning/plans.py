@@ -28,7 +28,6 @@ from oomph.records.prediction import Prediction
 from oomph.records.script import Script, ScriptChanges
 from oomph.records.workload import Variant, Workload
 from oomph.sensing.target import Target
-from oomph.units import MIB, TIB, format_bytes
 
 if TYPE_CHECKING:
     from oomph.rehearsing.script.sandboxed import ScriptRehearser
@@ -266,13 +265,12 @@ def _usual(variant: Variant) -> Variant:
 
 
 _MOST_GPUS = 1024  # judgement: beyond the largest jobs that train one model with these tricks
-_MOST_TIB = 100  # of GPU memory; judgement: the largest GPU of 2025 has 288 GB
 _MOST_CHARACTERS = 200  # of an error message; judgement: two lines on screen
 
 Say = Callable[[str], None]
 
 
-def check_options(options: PlanOptions, target: Target) -> None:
+def check_options(options: PlanOptions) -> None:
     """Raise UsageError for a question that cannot be planned, before anything is rehearsed."""
     check_names(sorted(options.allow), "allow")
     check_names(sorted(options.forbid), "forbid")
@@ -292,12 +290,6 @@ def check_options(options: PlanOptions, target: Target) -> None:
     if both:
         raise UsageError(
             f"{both[0]} is both allowed and forbidden", attempt="allowing or forbidding it"
-        )
-    if target.memory_bytes is not None and not MIB <= target.memory_bytes <= _MOST_TIB * TIB:
-        raise UsageError(
-            f"no GPU has {format_bytes(target.memory_bytes)} of memory",
-            because="a size without a unit counts as bytes",
-            attempt="--gpu-memory 12GiB",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 from oomph.errors import UsageError
@@ -41,6 +42,13 @@ def check_optimizer(name: str) -> str:
     )
 
 
+_MADE_BY = {
+    "model": "model=lambda: MyModel()",
+    "loss": "loss=lambda model, batch: model(**batch).loss",
+    "optimizer": "optimizer=lambda parameters: torch.optim.AdamW(parameters)",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A model, a batch, a loss and an optimizer, each as a function that makes it.
@@ -66,7 +74,22 @@ class Workload:
     keeps: Keeps | None = None
 
     def __post_init__(self) -> None:
+        """Raise UsageError for what no workload can have."""
         check_keeps(self.keeps)
+        size = self.batch_size
+        if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
+            raise UsageError(
+                f"a workload cannot have batch_size={size!r:.40}",
+                because="it is the number of examples of one optimizer step",
+                attempt="a whole number above 0, such as batch_size=64",
+            )
+        for name in ("model", "loss", "optimizer"):
+            if not callable(getattr(self, name)):
+                raise UsageError(
+                    f"a workload's `{name}` is a function that makes it",
+                    because=f"this one is a {type(getattr(self, name)).__name__}",
+                    attempt=_MADE_BY[name],
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,11 +30,21 @@ from oomph.records.workload import Variant, Workload, casts_parameters, divides_
 from oomph.rehearsing.building import build, materialise, without_memory
 from oomph.rehearsing.recorder import ModuleStack, Recorder, labelled
 from oomph.tricks.apply import around_forward, put_on_built, put_on_model, put_on_optimizer
+from oomph.tricks.optimizer_in_backward import wants_closure
 from oomph.tricks.trick import contradiction_in
 
 _LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _NUM_STEPS = 2
 TELLS_EVERY_S = 15.0  # judgement: often enough to show that it is still running
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    if wants_closure(optimizer):
+        raise UsageError(
+            f"a Workload cannot be trained with {type(optimizer).__name__}",
+            because="its step runs the batch itself, as often as it likes",
+            attempt="your training script in place of the Workload; or another optimizer",
+        )
 
 
 def tensors_of(returned: Any) -> Iterator[torch.Tensor]:
@@ -162,6 +172,7 @@ class _Rehearsal:
         for parameter in parameters:  # before an optimizer that consumes gradients
             parameter.register_post_accumulate_grad_hook(self._note_gradient)
         self.optimizer = put_on_optimizer(self.workload.optimizer, parameters, variant)
+        _check_optimizer(self.optimizer)
         self.scaler = torch.amp.GradScaler("cuda") if variant.precision == "fp16" else None
         self.model.register_forward_hook(self._note_outputs)
         step_starts: list[int] = []

@@ -22,10 +22,11 @@ from oomph.sensing.calibration import calibration_of, with_rates
 from oomph.sensing.catalog import find, find_by_nvml_name
 from oomph.sensing.devices import read_machine
 from oomph.sensing.mapping import only_visible
-from oomph.units import format_bytes, parse_bytes
+from oomph.units import MIB, TIB, format_bytes, parse_bytes
 
 # The name of the GPU of oomph.emulated_gpu: torch can use all of its memory.
 EMULATED = "emulated"
+_MOST_TIB = 100  # of GPU memory; judgement: the largest GPU of 2025 has 288 GB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +136,12 @@ def find_target(gpu: str | None, gpu_memory: int | str | None) -> Target:
     if gpu is None and gpu_memory is None:
         return _gpu_here()
     memory_bytes = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
-    if memory_bytes is not None and memory_bytes < 1:
-        raise UsageError(f"a GPU of {gpu_memory} has no memory", attempt="--gpu-memory 12GiB")
+    if memory_bytes is not None and not MIB <= memory_bytes <= _MOST_TIB * TIB:
+        raise UsageError(
+            f"no GPU has {format_bytes(memory_bytes)} of memory",
+            because="a size without a unit counts as bytes" if memory_bytes < MIB else None,
+            attempt="--gpu-memory 12GiB",
+        )
     if gpu == EMULATED:
         return _emulated(memory_bytes)
     found = None if gpu is None else find(gpu)

@@ -33,7 +33,7 @@ from oomph.training.split_check import OnDifference
 from oomph.training.step import Loss, Result, StepAttempts, scaler_for
 from oomph.training.update import Copies, SignalsHeld, Update, several
 from oomph.tricks import apply
-from oomph.tricks.optimizer_in_backward import needs_closure
+from oomph.tricks.optimizer_in_backward import wants_closure
 
 _log = logging.getLogger("oomph")
 _FORMAT = 1  # version of the state_dict layout
@@ -301,25 +301,12 @@ def _check_optimizers(optimizers: Sequence[Optimizer]) -> None:
     for optimizer in optimizers:
         inside = getattr(optimizer, "optimizer", optimizer)
         name = type(inside).__name__
-        if _wants_a_closure(inside):
+        if wants_closure(inside):
             raise UsageError(
                 f"a Stepper cannot run {name}",
                 because="its step needs a closure that runs the whole batch again",
                 attempt="a loop of your own; or an optimizer without a closure, such as AdamW",
             )
-
-
-# The closure of sharpness-aware optimizers defaults to None, but they fail without one.
-_TWO_STEPS = ("first_step", "second_step")
-
-
-def _wants_a_closure(optimizer: Optimizer) -> bool:
-    if isinstance(optimizer, torch.optim.LBFGS) or all(hasattr(optimizer, n) for n in _TWO_STEPS):
-        return True
-    try:
-        return needs_closure(optimizer.step)
-    except (TypeError, ValueError):  # it has no signature
-        return False
 
 
 _KEYS = {"format", "scaler", "sizes", "measured", "tricks", "num_ooms", "accumulated"}

@@ -56,6 +56,23 @@ def needs_closure(step: Callable[..., Any]) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
+# The closure of sharpness-aware optimizers defaults to None, but they fail without one.
+_TWO_STEPS = ("first_step", "second_step")
+
+
+def wants_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer runs the batch itself, by a closure, perhaps several times."""
+    import torch
+
+    is_two_step = all(hasattr(optimizer, name) for name in _TWO_STEPS)
+    if is_two_step or isinstance(optimizer, torch.optim.LBFGS):
+        return True
+    try:
+        return needs_closure(optimizer.step)
+    except (TypeError, ValueError):  # it has no signature
+        return False
+
+
 class _OneByOne:
     """Step the optimizer for one parameter, as if its groups held only that parameter."""
 

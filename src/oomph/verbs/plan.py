@@ -89,7 +89,7 @@ def plan_with_options(
     from oomph.sensing.target import find_target
 
     target, tell = find_target(gpu, gpu_memory), say or (lambda _: None)
-    plans.check_options(options, target)
+    plans.check_options(options)
     trained = what_to_train(workload)
     if isinstance(trained, Script):
         refuse_keeps(options.keeps)

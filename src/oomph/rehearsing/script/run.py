@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from oomph.errors import OomphError, UsageError, UserCodeError
 from oomph.records.run import SWITCH
 from oomph.records.script import PROGRESS, Overrides, PretendedGpu, Script
+from oomph.records.workload import Workload
 from oomph.rehearsing import fault
 from oomph.rehearsing.child import HandOver, in_a_group
 from oomph.rehearsing.fault import STAND_IN, count_as_users, in_words, line_of, users_line
@@ -70,7 +71,9 @@ def _run_here(
     gc.disable()  # on a GPU, too, frees follow reference counts; cycles would die at random times
     with rehearsal:
         try:
-            run_as_main(script)
+            names = run_as_main(script)
+            if not rehearsal.has_trained():
+                _refuse_file_of_workloads(names, script)
         except SystemExit as error:
             if error.code not in (None, 0) or not rehearsal.has_trained():
                 _raise_exit(error, script, output)
@@ -115,14 +118,24 @@ def _warn_as_python_does() -> None:
     warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
 
 
-def run_as_main(script: Script) -> None:
-    """Run a script in this process, as Python would."""
+def run_as_main(script: Script) -> dict[str, Any]:
+    """Run a script in this process, as Python would, and return its global names."""
     if script.path is not None:
-        runpy.run_path(script.path, run_name="__main__")
-    else:
-        assert script.module is not None  # noqa: S101 - either path or module is given
-        _count_package_as_users(script.module)
-        runpy.run_module(script.module, run_name="__main__", alter_sys=True)
+        return runpy.run_path(script.path, run_name="__main__")
+    assert script.module is not None  # noqa: S101 - either path or module is given
+    _count_package_as_users(script.module)
+    return runpy.run_module(script.module, run_name="__main__", alter_sys=True)
+
+
+def _refuse_file_of_workloads(names: dict[str, Any], script: Script) -> None:
+    """Raise UsageError if a file that trains nothing defines workloads."""
+    workloads = [name for name, value in names.items() if isinstance(value, Workload)]
+    if workloads:
+        raise UsageError(
+            f"{script.path or script.module} trains nothing when it is run",
+            because=f"it defines a Workload, {workloads[0]!r}",
+            attempt=f"{script.path}:{workloads[0]}" if script.path else "FILE:NAME, without -m",
+        )
 
 
 def _count_package_as_users(module: str) -> None:
