@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types house docs rest fix accuracy times recordings \
+.PHONY: help demo test test-slow check format lint types house docs pictures rest fix accuracy times recordings \
   verdicts bench clean web test-web
 
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
@@ -62,6 +62,9 @@ docs: $(VENV)/.installed-dev ## are the docs true?
 
 rest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(THREE_AT_ONCE) --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
+
+pictures: $(VENV)/.installed-dev ## draw the pictures of the README from what the commands print
+	$(BIN)/python -m docs.pictures
 
 web: web/node_modules/.installed ## build the pages (web/) into the package, where git keeps them
 	$(NPM) run --silent build

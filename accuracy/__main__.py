@@ -21,7 +21,7 @@ from oomph.predicting.residuals import Kind, Residual
 from oomph.records.prediction import Prediction
 from oomph.units import MIB
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
 _BLOCK = "accuracy"
 
 
@@ -223,7 +223,9 @@ def grouped(scored: Sequence[Scored]) -> list[tuple[str, Source, list[Scored]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m accuracy", description=__doc__)
-    parser.add_argument("--readme", action="store_true", help="write the summary into README.md")
+    parser.add_argument(
+        "--docs", action="store_true", help="write the summary into docs/accuracy.md"
+    )
     parser.add_argument("--times", action="store_true", help="only the step times")
     parser.add_argument("--only", default="", help="only rows with this in their source or name")
     parser.add_argument(
@@ -238,8 +240,8 @@ def main() -> None:
     if options.verified is not None:
         print("\n".join(verified.report(options.verified or verified.kept_files())))
         return
-    if (options.readme or options.bars) and (options.only or options.times):
-        parser.error("--readme and --bars want all rows")
+    if (options.docs or options.bars) and (options.only or options.times):
+        parser.error("--docs and --bars want all rows")
     if options.times:
         print("\n".join(times.report(times.score_all(times.chosen_rows(is_whole=False)))))
         return
@@ -269,13 +271,13 @@ def main() -> None:
         found += ["", f"{timm_benchmark.TIMM.name}, {timm_benchmark.TIMM.metric}:", ""]
         found += timm_benchmark.told()
     if not options.only:
-        scored_times = times.score_all(times.chosen_rows(is_whole=options.readme))
+        scored_times = times.score_all(times.chosen_rows(is_whole=options.docs))
         print("\n".join(times.report(scored_times)) + "\n")
     lines = "\n".join(found)
     print(lines)
-    if options.readme:
+    if options.docs:
         _write(lines)
-        times.write_readme(scored_times)
+        times.write_docs(scored_times)
     print("\n".join(verified.report(verified.kept_files())))
 
 
@@ -293,9 +295,9 @@ def _write(lines: str) -> None:
     from docs.generate import replace_block
 
     try:
-        README.write_text(replace_block(README.read_text("utf-8"), _BLOCK, lines), "utf-8")
+        DOCUMENT.write_text(replace_block(DOCUMENT.read_text("utf-8"), _BLOCK, lines), "utf-8")
     except LookupError as error:
-        print(f"README.md is as it was: {error}", file=sys.stderr)
+        print(f"docs/accuracy.md is as it was: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

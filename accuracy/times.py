@@ -143,13 +143,13 @@ def chosen_rows(*, is_whole: bool) -> list[TimeRow]:
     return rows if is_whole else drawn(rows)
 
 
-def write_readme(scored: Sequence[TimeScored]) -> None:
-    """Write the summary into its own block of the README."""
+def write_docs(scored: Sequence[TimeScored]) -> None:
+    """Write the summary into its own block of docs/accuracy.md."""
     from docs.generate import replace_block
 
-    readme = Path(__file__).resolve().parents[1] / "README.md"
+    document = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
     lines = "\n".join(summary(scored))
-    readme.write_text(replace_block(readme.read_text("utf-8"), _BLOCK, lines), "utf-8")
+    document.write_text(replace_block(document.read_text("utf-8"), _BLOCK, lines), "utf-8")
 
 
 def write_before(scored: Sequence[TimeScored]) -> None:
@@ -280,7 +280,7 @@ def efficiency_table(scored: Sequence[TimeScored]) -> Iterator[str]:
 
 
 def summary(scored: Sequence[TimeScored]) -> Iterator[str]:
-    """A line per source, for the README."""
+    """A line per source, for docs/accuracy.md."""
     alone = [each for each in scored if each.row.num_gpus == 1]
     yield "Step times on one GPU, predicted / measured (before -> now):"
     yield ""
@@ -335,12 +335,14 @@ def main() -> None:
     parser.add_argument("--models", action="store_true", help="by model, too")
     parser.add_argument("--rows", action="store_true", help="every row, too")
     parser.add_argument("--one-gpu", action="store_true", help="without data parallel rows")
-    parser.add_argument("--readme", action="store_true", help="write the summary into README.md")
+    parser.add_argument(
+        "--docs", action="store_true", help="write the summary into docs/accuracy.md"
+    )
     parser.add_argument("--write-before", action="store_true", help="keep today's figures")
     options = parser.parse_args()
-    if options.readme and (options.only or options.in_sample):
-        parser.error("--readme wants all rows")
-    is_whole = options.all or options.only or options.write_before or options.readme
+    if options.docs and (options.only or options.in_sample):
+        parser.error("--docs wants all rows")
+    is_whole = options.all or options.only or options.write_before or options.docs
     rows = chosen_rows(is_whole=is_whole)
     rows = [row for row in rows if options.only in f"{row.source.name} {row.what} {row.precision}"]
     rows = [row for row in rows if not (options.in_sample and row.is_held_out)]
@@ -355,8 +357,8 @@ def main() -> None:
         print("\n".join(table(alone, by_model, ("source", "model", "precision"))))
     if options.write_before:
         write_before(scored)
-    if options.readme:
-        write_readme(scored)
+    if options.docs:
+        write_docs(scored)
 
 
 if __name__ == "__main__":

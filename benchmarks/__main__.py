@@ -1,4 +1,4 @@
-"""python -m benchmarks [--readme]: print every benchmark, and write it into README.md if asked."""
+"""python -m benchmarks [--docs]: print every benchmark; --docs writes it into docs/costs.md."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def main() -> None:
         print(table, flush=True)
         print()
         tables.append(table)
-    if "--readme" in sys.argv[1:]:
-        readme = Path(__file__).resolve().parents[1] / "README.md"
-        readme.write_text(replace_block(readme.read_text(), "bench", "\n\n".join(tables)))
+    if "--docs" in sys.argv[1:]:
+        document = Path(__file__).resolve().parents[1] / "docs" / "costs.md"
+        document.write_text(replace_block(document.read_text(), "bench", "\n\n".join(tables)))
 
 
 main()

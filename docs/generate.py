@@ -86,17 +86,6 @@ def prediction() -> str:
     return as_console(f"oomph predict {example}:workload {options}", printed)
 
 
-def plans() -> str:
-    example, options = "examples/small_gpt.py", "--gpu rtx4090"
-    before = Path.cwd()
-    os.chdir(ROOT)
-    try:
-        printed = oomph("plan", f"{example}:workload", *options.split())
-    finally:
-        os.chdir(before)
-    return as_console(f"oomph plan {example}:workload {options}", printed)
-
-
 def zoo() -> str:
     """What `oomph verify --zoo` prints on the emulated GPU, for some models."""
     command = "verify --zoo --only mlp,cnn,unet,gpt --emulate 4GiB"
@@ -190,10 +179,11 @@ def bars() -> str:
 
 
 GENERATED: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"plan": plans, "predict": prediction, "line": the_line, "gpus": gpus_table},
+    "README.md": {"line": the_line},
     "docs/architecture.md": {"rooms": rooms},
     "docs/cli.md": {"help": cli_help},
-    "docs/predicting.md": {"bars": bars},
+    "docs/predicting.md": {"predict": prediction, "bars": bars},
+    "docs/reading-gpus.md": {"gpus": gpus_table},
     "docs/reports.md": {"report": report, "causes": causes},
     "docs/live.md": {"live": live_view},
     "docs/verifying.md": {"zoo": zoo},

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import generate
+from docs import generate, pictures
 
 ROOT = generate.ROOT
 DOCUMENTS = [
@@ -134,6 +134,24 @@ def test_the_python_of_the_readme_uses_names_that_exist() -> None:
         for node in ast.walk(ast.parse(code)):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "oomph":
                 assert hasattr(oomph, node.attr), node.attr
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the picture is drawn by this one")
+def test_the_terminal_of_the_readme_is_what_the_command_prints() -> None:
+    drawn = pictures.TERMINAL.read_text("utf-8")
+    assert drawn == pictures.terminal(), "run python -m docs.pictures"
+
+
+def test_the_pictures_of_the_readme_are_small_and_shown_first() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for path in (pictures.TERMINAL, pictures.PAGE):
+        assert f"]({path.relative_to(ROOT)})" in readme
+        assert 0 < path.stat().st_size < pictures.LARGEST_BYTES
+    assert readme.index("![") < readme.index("```")
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_the_readme_has_the_two_commands_first() -> None:
