@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,17 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_version_is_the_packages() -> None:
     assert run("--version").stdout == f"oomph {oomph.__version__}\n"
+
+
+def test_the_environment_for_an_issue_has_versions_and_settings_and_no_secret() -> None:
+    hidden = dict.fromkeys(("OOMPH_TOKEN", "HF_TOKEN"), "hush")
+    done = run("--env", PYTORCH_ALLOC_CONF="expandable_segments:True", **hidden)
+    assert done.returncode == 0
+    assert f"oomph: {oomph.__version__}" in done.stdout
+    assert f"torch: {version('torch')}" in done.stdout
+    assert "PYTORCH_ALLOC_CONF: expandable_segments:True" in done.stdout
+    assert "hush" not in done.stdout
+    assert str(Path.home()) not in done.stdout.replace("/", " /").split()
 
 
 def test_help_lists_every_verb_and_the_exit_codes() -> None:

@@ -90,6 +90,8 @@ def _run(arguments: Sequence[str]) -> int:
         options.parser.unknown(unknown)
     if options.completion:
         return _print_completion(options.completion)
+    if options.env:
+        return _print_environment()
     if options.command is None:
         parser.print_help()
         return EXIT_USAGE
@@ -168,6 +170,9 @@ def _new_parser(loaded: Container[str]) -> argparse.ArgumentParser:
         choices=_SHELLS,
         help='print shell completion: eval "$(oomph --completion bash)"',
     )
+    parser.add_argument(
+        "--env", action="store_true", help="print versions, GPUs and settings, for an issue"
+    )
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     for name, summary in _COMMANDS.items():
         command = commands.add_parser(
@@ -181,6 +186,14 @@ def _new_parser(loaded: Container[str]) -> argparse.ArgumentParser:
             command.set_defaults(run=module.run, parser=command)
     parser.set_defaults(parser=parser)
     return parser
+
+
+def _print_environment() -> int:
+    from oomph.verbs.environment import environment
+
+    for name, value in environment().items():
+        print(f"{name}: {value}")
+    return 0
 
 
 def _print_completion(shell: str) -> int:
