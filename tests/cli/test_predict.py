@@ -155,6 +155,15 @@ def test_a_wrong_question_is_one_clear_error(
     assert said.format(train=train) in told.err
 
 
+def test_the_next_command_asks_for_a_plan_of_the_same_on_the_same_gpu(
+    train: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert main(["predict", f"{train}:workload", "--gpu", "t4", "--gpu-memory", "64MiB"]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"next: oomph plan {train}:workload --gpu t4 --gpu-memory 64MiB")
+
+
 @pytest.mark.parametrize("asked", [["{train}:nope"], ["{train}:workload", "--gpu-memory", "12"]])
 def test_under_json_an_error_is_json_too(
     train: Path, capsys: pytest.CaptureFixture[str], asked: list[str]

@@ -41,9 +41,25 @@ def test_the_verdict_stands_first(
 def test_every_unknown_is_named_with_what_would_settle_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    text = shown(FITTING, capsys)
+    print_prediction(FITTING, explains=True)
+    text = capsys.readouterr().out
     assert "error bar: the CUDA context" in text
     assert "measure it with oomph calibrate" in text
+
+
+def test_the_error_bar_is_one_line_unless_it_is_explained(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    (line,) = (one for one in shown(FITTING, capsys).splitlines() if "error bar" in one)
+    assert "the CUDA context" in line
+    assert "--explain" in line
+    assert "measure it with" not in line
+
+
+def test_the_last_line_is_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
+    print_prediction(FITTING, then="oomph plan train.py --gpu t4")
+    assert capsys.readouterr().out.splitlines()[-1] == "next: oomph plan train.py --gpu t4"
 
 
 def test_the_bar_is_to_scale(capsys: pytest.CaptureFixture[str]) -> None:

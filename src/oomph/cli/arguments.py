@@ -90,6 +90,18 @@ def what_to_train(
     return Script(path=script, module=module, arguments=tuple(options.of_script), directory=here)
 
 
+def asked_again(options: argparse.Namespace, command: str) -> str:
+    """Return the command line that asks another command of the same training and GPU."""
+    import shlex
+
+    words = ["oomph", command]
+    words += ["-m", options.module] if options.module else [options.workload]
+    words += ["--gpu", options.gpu] if options.gpu else []
+    words += ["--gpu-memory", options.gpu_memory] if options.gpu_memory else []
+    words += ["--", *options.of_script] if options.of_script else []
+    return shlex.join(words)
+
+
 def positive(text: str) -> int:
     """Parse a count of at least 1."""
     if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < 1:

@@ -7,6 +7,7 @@ import argparse
 from oomph.cli.arguments import (
     add_keeps,
     add_workload_and_gpu,
+    asked_again,
     positive,
     print_json,
     say,
@@ -41,6 +42,11 @@ exit codes: 0 it fits; 1 it does not; 2 a wrong flag, or an error in your code;
 3 uncertain; 4 a file cannot be read."""
 
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "pure-bf16")
+_NEXT = {  # a verdict -> what to do with it
+    "yes": "{again}  # is there a faster way?",
+    "no": "{again}  # what makes it fit?",
+    "uncertain": "{again}  # what fits for certain?",
+}
 _EXITS = {"yes": EXIT_YES, "no": EXIT_NO, "uncertain": EXIT_UNCERTAIN}
 
 
@@ -84,6 +90,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default={},
         help="settings of that measurement, e.g. micro-batch=4,precision=fp32,checkpointing=none"
         " (default: the settings given here)",
+    )
+    parser.add_argument(
+        "--explain", action="store_true", help="name each part of the error bar with its source"
     )
     _add_tricks(parser)
 
@@ -170,7 +179,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         from oomph.showing.predict import print_prediction
 
-        print_prediction(prediction)
+        then = _NEXT[prediction.fits].format(again=asked_again(options, "plan"))
+        print_prediction(prediction, explains=options.explain, then=then)
     return _EXITS[prediction.fits]
 
 

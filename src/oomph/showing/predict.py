@@ -31,8 +31,10 @@ _WORTH = {
 }
 
 
-def print_prediction(prediction: Prediction) -> None:
-    """Print the whole prediction."""
+def print_prediction(
+    prediction: Prediction, *, explains: bool = False, then: str | None = None
+) -> None:
+    """Print the prediction; with the sources of its error bar if it `explains`; `then` is next."""
     console = new_console()
     print_prose(console, _verdict(prediction), FITS[prediction.fits][1])
     if prediction.doubt:
@@ -56,6 +58,21 @@ def print_prediction(prediction: Prediction) -> None:
     _print_modules(console, prediction)
     if prediction.step_s is not None:
         print_prose(console, _time(prediction))
+    if explains:
+        _print_unknowns(console, prediction)
+    elif prediction.unknowns:
+        print_prose(console, _error_bar(prediction), "dim")
+    for note in prediction.notes:
+        print_prose(console, f"assumed: {note}", "dim")
+    if prediction.seen is not None:
+        from oomph.showing.script import print_seen
+
+        print_seen(console, prediction.seen)
+    if then is not None:
+        print_prose(console, f"next: {then}", "bold")
+
+
+def _print_unknowns(console: Console, prediction: Prediction) -> None:
     for unknown in prediction.unknowns:
         print_prose(
             console,
@@ -63,12 +80,14 @@ def print_prediction(prediction: Prediction) -> None:
             f" {format_bytes(unknown.high_bytes)}; measure it with {unknown.settled_by}",
             "dim",
         )
-    for note in prediction.notes:
-        print_prose(console, f"assumed: {note}", "dim")
-    if prediction.seen is not None:
-        from oomph.showing.script import print_seen
 
-        print_seen(console, prediction.seen)
+
+def _error_bar(prediction: Prediction) -> str:
+    """Return the error bar in one line: its ends, and what it is for."""
+    below = format_bytes(prediction.device_bytes - prediction.low_bytes)
+    above = format_bytes(prediction.high_bytes - prediction.device_bytes)
+    names = ", ".join(unknown.what.partition(" (")[0] for unknown in prediction.unknowns)
+    return f"error bar: -{below} / +{above}: {names}; --explain has sources, and how to narrow it"
 
 
 def _verdict(prediction: Prediction) -> str:
