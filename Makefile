@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types house docs pictures rest fix accuracy times recordings \
+.PHONY: help demo test test-slow check format lint types house docs docs-site pictures rest fix accuracy times recordings \
   verdicts bench clean web test-web
 
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
@@ -63,6 +63,10 @@ docs: $(VENV)/.installed-dev ## are the docs true?
 rest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(THREE_AT_ONCE) --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
 
+docs-site: $(VENV)/.installed-site ## build the documentation into build/site, with search
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo 'open build/site/index.html'
+
 pictures: $(VENV)/.installed-dev ## draw the pictures of the README from what the commands print
 	$(BIN)/python -m docs.pictures
 
@@ -114,6 +118,10 @@ $(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install --editable '.[dev]'
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-demo
+
+$(VENV)/.installed-site: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install --editable '.[site]'
+	@touch $@
 
 $(VENV)/node: | $(VENV)/bin/python
 	$(PIP) install $(NODE_WHEEL)

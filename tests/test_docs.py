@@ -150,6 +150,13 @@ def test_the_pictures_of_the_readme_are_small_and_shown_first() -> None:
     assert readme.index("![") < readme.index("```")
 
 
+def test_every_page_has_its_place_in_the_site() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for path in DOCUMENTS:
+        if (ROOT / "docs") in path.parents:
+            assert str(path.relative_to(ROOT / "docs")) in navigation
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
