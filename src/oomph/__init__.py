@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from oomph.records.workload import Workload as Workload
     from oomph.verbs import hf as hf
     from oomph.verbs import lightning as lightning
+    from oomph.verbs.by_name import by_name as by_name
     from oomph.verbs.check import check as check
     from oomph.verbs.gpus import gpu_utilisation as gpu_utilisation
     from oomph.verbs.gpus import gpus as gpus
@@ -45,6 +46,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "Stepper": ("oomph.verbs.training", "Stepper"),
     "Workload": ("oomph.records.workload", "Workload"),
     "accelerate": ("oomph.verbs.training", "accelerate"),
+    "by_name": ("oomph.verbs.by_name", "by_name"),
     "check": ("oomph.verbs.check", "check"),
     "emulated_gpu": ("oomph.verbs.run", "emulated_gpu"),
     "apply": ("oomph.verbs.training", "apply"),
@@ -72,6 +74,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "apply",
+    "by_name",
     "check",
     "emulated_gpu",
     "gpu_utilisation",

@@ -34,9 +34,16 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(takes_script=True)
     parser.add_argument(
         "workload",
-        metavar="SCRIPT | FILE:NAME",
+        metavar="SCRIPT | FILE:NAME | hf:MODEL",
         nargs="?",
-        help="your training script (its arguments after --), or a Workload in a file",
+        help="your training script (its arguments after --), a Workload in a file, or a model by"
+        " its name, such as hf:meta-llama/Llama-3.1-8B",
+    )
+    parser.add_argument(
+        "--seq-len",
+        type=positive,
+        metavar="N",
+        help="for a model by name: tokens of a sequence (default: 1024, or what the model takes)",
     )
     parser.add_argument(
         "-m", dest="module", metavar="MODULE", help="run the script as python -m would"
@@ -76,6 +83,17 @@ def what_to_train(
             because="give one of: a script, -m MODULE, or a workload such as train.py:workload",
             attempt=f"oomph {options.command} {example}",
         )
+    if script is not None and script.startswith("hf:") and not options.of_script:
+        from oomph.verbs.by_name import by_name
+
+        size = getattr(options, "batch_size", None)
+        return by_name(script, seq_len=options.seq_len, batch_size=size)
+    if options.seq_len is not None:
+        raise UsageError(
+            "--seq-len goes with a model by name",
+            because="a script and a Workload have their own",
+            attempt="hf:NAME, or the script's own argument after --",
+        )
     if script is not None and names_workload(script):
         if options.of_script:
             raise UsageError(
@@ -96,6 +114,9 @@ def asked_again(options: argparse.Namespace, command: str) -> str:
 
     words = ["oomph", command]
     words += ["-m", options.module] if options.module else [options.workload]
+    words += ["--seq-len", str(options.seq_len)] if options.seq_len else []
+    size = getattr(options, "batch_size", None)
+    words += ["--batch-size", str(size)] if size else []
     words += ["--gpu", options.gpu] if options.gpu else []
     words += ["--gpu-memory", options.gpu_memory] if options.gpu_memory else []
     words += ["--", *options.of_script] if options.of_script else []

@@ -13,7 +13,7 @@ from oomph.cli.arguments import (
     say,
     what_to_train,
 )
-from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
+from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES, UsageError
 
 TYPE_CHECKING = False  # see oomph/__init__.py
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ examples:
   oomph predict train.py:workload --gpu v100-16gb
   oomph predict train.py:workload --gpu rtx4090 --micro-batch 4 --precision bf16
   oomph predict train.py:workload --gpu-memory 12GiB --checkpointing blocks
+  oomph predict hf:meta-llama/Llama-3.1-8B --seq-len 4096 --batch-size 8 --gpu h100
   oomph predict train.py:workload --gpu rtx4090 --micro-batch 8 --precision bf16 \\
     --measured-step 0.45s --measured-with micro-batch=4,precision=fp32
   oomph predict train.py:workload --gpu a100-80gb --gpus 8 --sharding fsdp
@@ -57,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         help="examples per forward pass (default: the workload's whole batch, or the script's)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=positive,
+        metavar="N",
+        help="for a model by name: examples of one optimizer step (default: 8)",
     )
     parser.add_argument(
         "--precision",
@@ -151,8 +158,10 @@ def _add_tricks(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from oomph.verbs.predict import predict
 
+    trained = what_to_train(options)
+    _check_batch_size(options)
     prediction = predict(
-        what_to_train(options),
+        trained,
         gpu=options.gpu,
         gpu_memory=options.gpu_memory,
         micro_batch=options.micro_batch,
@@ -182,6 +191,15 @@ def run(options: argparse.Namespace) -> int:
         then = _NEXT[prediction.fits].format(again=asked_again(options, "plan"))
         print_prediction(prediction, explains=options.explain, then=then)
     return _EXITS[prediction.fits]
+
+
+def _check_batch_size(options: argparse.Namespace) -> None:
+    if options.batch_size is not None and not str(options.workload).startswith("hf:"):
+        raise UsageError(
+            "--batch-size goes with a model by name",
+            because="a script and a Workload have their own batch",
+            attempt="--micro-batch, or oomph plan --batch-size",
+        )
 
 
 def _seconds(text: str) -> float:

@@ -42,10 +42,13 @@ _CHOICES = {
 
 def what_to_train(workload: Workload | Script | str) -> Workload | Script | tuple[Path, str]:
     """Return the script, the workload, or the workload's place in a file. Raises UsageError."""
+    from oomph.rehearsing.models_by_name import is_name, workload_file
     from oomph.rehearsing.traces import split
 
     if not isinstance(workload, str):
         return workload
+    if is_name(workload):
+        workload = workload_file(workload)
     if names_workload(workload):
         return split(workload)
     return Script(path=workload, directory=str(Path.cwd()))
