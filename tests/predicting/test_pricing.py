@@ -240,9 +240,20 @@ def test_views_cost_the_host_and_not_the_gpu() -> None:
     assert time_of(viewed).host_s > time_of(alone).host_s + 10e-6
 
 
-def test_convolutions_and_norms_cost_the_host_more_than_other_ops() -> None:
-    for name in ("convolution", "native_batch_norm"):
-        assert time_of(op(name)).host_s > 1.5 * time_of(op("add")).host_s
+def test_cudnns_calls_cost_the_host_more_than_other_ops() -> None:
+    plain_s = time_of(op("add")).host_s
+    assert time_of(op("native_batch_norm")).host_s > 2 * plain_s
+    assert time_of(op("convolution")).host_s > 3 * plain_s
+
+
+def test_a_convolutions_backward_makes_two_calls() -> None:
+    forward, backward = op("convolution"), op("convolution_backward", phase="backward")
+    assert time_of(backward).host_s > 1.9 * time_of(forward).host_s
+
+
+def test_every_name_of_batch_norm_costs_the_host_the_same() -> None:
+    names = ("native_batch_norm", "cudnn_batch_norm", "_batch_norm_with_update")
+    assert len({time_of(op(name)).host_s for name in names}) == 1
 
 
 # ---- any micro-batch -------------------------------------------------------------------------
