@@ -84,7 +84,7 @@ def _image_loss(row: TimeRow) -> Callable[[Any, Any], Any]:
     return loss
 
 
-def _with_growing_blocks(model: Any) -> Any:
+def with_growing_blocks(model: Any) -> Any:
     """Return a DenseNet as before torchvision 0.4: each layer appends its maps to one tensor.
 
     Since then a block keeps a list, and each layer joins all of it: many more ops in backward.
@@ -110,7 +110,7 @@ def _torchvision(row: TimeRow, name: str) -> Workload:
     def make() -> Any:
         model = getattr(models, name)()
         if name.startswith("densenet") and row.torch_version.startswith("0."):
-            model = _with_growing_blocks(model)
+            model = with_growing_blocks(model)
         return model.half() if row.precision == "half" else model
 
     return Workload(

@@ -190,8 +190,9 @@ _OF_LINK = {"nvlink": 0.78, "pcie": 0.50}
 _COLLECTIVE_S = 30e-6
 
 # ---- the host ------------------------------------------------------------------------------------
-# Python, autograd, dispatcher and launch of one op. Judgement, between published hosts: fast ones
-# take 21 us forward and 13 us backward, the four machines of the in-sample sources up to 30 and 40.
+# Python, autograd, dispatcher and launch of one op, on the host beside an A100. Judgement, between
+# published hosts. What the sources with small kernels ask for, of this and of a GPU's host_speed
+# (median): three machines with Turing boards 1.0 to 1.2, an H100's 0.74, an RTX 4090's 1.7.
 _HOST_S: Mapping[Phase, float] = {
     "build": 10e-6,
     "input": 10e-6,
@@ -283,8 +284,9 @@ class Prices:
             )
             for op in kernels
         ]
+        speed = self._rates.host_speed
         units = [
-            unit._replace(host_s=unit.host_s + op.num_views * _VIEW_S)
+            unit._replace(host_s=(unit.host_s + op.num_views * _VIEW_S) / speed)
             for unit, op in zip(found, kernels, strict=True)
             if unit is not None
         ]
