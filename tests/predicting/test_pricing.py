@@ -240,6 +240,10 @@ def test_views_cost_the_host_and_not_the_gpu() -> None:
     assert time_of(viewed).host_s > time_of(alone).host_s + 10e-6
 
 
+def test_an_op_that_starts_no_kernel_costs_the_host_less() -> None:
+    assert time_of(op("empty_like")).host_s < 0.3 * time_of(op("add")).host_s
+
+
 def test_cudnns_calls_cost_the_host_more_than_other_ops() -> None:
     plain_s = time_of(op("add")).host_s
     assert time_of(op("native_batch_norm")).host_s > 2 * plain_s

@@ -191,8 +191,8 @@ _COLLECTIVE_S = 30e-6
 
 # ---- the host ------------------------------------------------------------------------------------
 # Python, autograd, dispatcher and launch of one op, on the host beside an A100. Judgement, between
-# published hosts. What the sources with small kernels ask for, of this and of a GPU's host_speed
-# (median): three machines with Turing boards 1.0 to 1.2, an H100's 0.74, an RTX 4090's 1.7.
+# published hosts. What sources with small kernels ask for, of this and of a GPU's host_speed, in
+# the median: three machines with Turing boards 1.0 to 1.2, an H100's 0.80, an RTX 4090's 1.7.
 _HOST_S: Mapping[Phase, float] = {
     "build": 10e-6,
     "input": 10e-6,
@@ -208,6 +208,8 @@ _VIEW_S = 2.5e-6  # a view: no kernel, and no memory
 # pytorch/kineto; 4 us less for each profiled op inside, 3 us for each call of CUDA): 6.6 for a
 # convolution's backward, which makes two calls, and 2.4 for batch norm's. Forward is taken alike.
 _CUDNN_CALL, _NORM_CALL = 3.3, 2.4
+# An op that starts no kernel, of one that does: aten::empty in the same profile.
+_WITHOUT_LAUNCH = 0.25
 _CALLS: Mapping[str, float] = {
     "convolution": _CUDNN_CALL,
     "convolution_backward": 2 * _CUDNN_CALL,
@@ -313,7 +315,7 @@ class Prices:
             return self._off_the_gpu(lane)
         host_s = _HOST_S[phase] * _CALLS.get(name, 1.0)
         if name in _WITHOUT_KERNEL:
-            return _Unit(lane, host_s=host_s)
+            return _Unit(lane, host_s=host_s * _WITHOUT_LAUNCH)
         plain = _Unit(
             lane,
             runs=True,
