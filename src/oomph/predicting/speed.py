@@ -307,10 +307,11 @@ class Pace:
     beside: float = 1.0  # bus, host memory and links
 
 
-# The ends of the range, from `python -m accuracy.time_ranges`: quantiles to a power between 1.25
-# and 1.5, for kernels' best a little more. Nine of ten published steps of each source in sample lie
-# in it, but for parts of a step below two milliseconds. A source that is left out is covered less,
-# above all the one with the fastest host. beside: pinned copies and links, judgement.
+# The ends of the range, from `python -m accuracy.time_ranges`: about the quantiles to the power of
+# 1.25 where the host is slow, and of 1.5 to 1.9 at the other ends. Nine of ten published steps of
+# each source in sample lie in it, but for parts of a step below two milliseconds. A source that is
+# left out is covered less, above all the one with the fastest host. beside: pinned copies and
+# links, judgement.
 LIKELY = Pace()
 BEST = Pace(kernels=0.80, host=0.55, beside=0.7)
 WORST = Pace(kernels=1.60, host=2.2, beside=2.0)
