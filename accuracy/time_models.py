@@ -84,6 +84,24 @@ def _image_loss(row: TimeRow) -> Callable[[Any, Any], Any]:
     return loss
 
 
+def with_growing_blocks(model: Any) -> Any:
+    """Return a DenseNet as before torchvision 0.4: each layer appends its maps to one tensor.
+
+    Since then a block keeps a list, and each layer joins all of it: many more ops in backward.
+    """
+    for block in model.features:
+        if type(block).__name__ == "_DenseBlock":
+            block.forward = partial(_grown, block)
+    return model
+
+
+def _grown(block: Any, x: Any) -> Any:
+    for layer in block.values():
+        inner = layer.conv1(layer.relu1(layer.norm1(x)))
+        x = torch.cat((x, layer.conv2(layer.relu2(layer.norm2(inner)))), 1)
+    return x
+
+
 def _torchvision(row: TimeRow, name: str) -> Workload:
     """ryujaehun's loop: zero_grad, forward, loss and backward, no optimizer; cudnn.benchmark."""
     models = import_torchvision()
@@ -91,6 +109,8 @@ def _torchvision(row: TimeRow, name: str) -> Workload:
 
     def make() -> Any:
         model = getattr(models, name)()
+        if name.startswith("densenet") and row.torch_version.startswith("0."):
+            model = with_growing_blocks(model)
         return model.half() if row.precision == "half" else model
 
     return Workload(

@@ -3,8 +3,8 @@
 Kernels and the host have a factor each at both ends. They are quantiles of measured / predicted:
 of the kernels where the host has little to do, of the host where the GPU waits for it. Every source
 weighs the same, however many rows it has. Held-out sources take no part. Sources differ more than
-the rows of one: the quantiles are raised to the power at which sources that were left out are
-covered as well, on average.
+the rows of one: the quantiles are raised to a power. The first table shows how much of a source is
+then covered that was left out, the second how much of each lies in the printed range.
 """
 
 from __future__ import annotations

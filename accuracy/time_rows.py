@@ -62,9 +62,8 @@ SOURCES = {
             "cs336_systems/experiments.md",
         ),
         TimeSource(
-            name="cs336 on H100",
+            name="cs336 on H100",  # scored once while it was held out
             reference="TianqGuo/MachineLearningNotes@5d75f5b0",
-            is_held_out=True,
         ),
         TimeSource(
             name="DeepLearningExamples",

@@ -23,7 +23,7 @@ from accuracy import (
     transformer_xl,
     waveglow,
 )
-from accuracy.time_models import workload_of
+from accuracy.time_models import with_growing_blocks, workload_of
 from accuracy.time_rows import SOURCES, UNBUILT, TimeRow, read_rows
 from accuracy.times import Range, TimeScored
 from oomph.records.trace import Op, Phase
@@ -132,6 +132,16 @@ def test_ssd_has_as_many_boxes_as_its_paper() -> None:
         places, labels = ssd.Ssd300()(torch.zeros(2, 3, 300, 300))
     assert places.shape == (2, 4, 8732)
     assert labels.shape == (2, 81, 8732)
+
+
+def test_the_older_form_of_a_densenet_computes_the_same() -> None:
+    if not (libraries.FOLDER / "torchvision").exists():
+        pytest.skip("make accuracy installs torchvision's Python part")
+    densenet = libraries.import_torchvision().densenet
+    model = densenet.DenseNet(4, (2, 3), 8, bn_size=2, num_classes=3)
+    pixels = torch.randn(2, 3, 32, 32)
+    expected = model(pixels)
+    assert torch.allclose(with_growing_blocks(model)(pixels), expected, atol=1e-5)
 
 
 def test_the_homeworks_softmax_and_attention_are_those_of_torch() -> None:

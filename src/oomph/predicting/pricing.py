@@ -190,8 +190,9 @@ _OF_LINK = {"nvlink": 0.78, "pcie": 0.50}
 _COLLECTIVE_S = 30e-6
 
 # ---- the host ------------------------------------------------------------------------------------
-# Python, autograd, dispatcher and launch of one op. Judgement, between published hosts: fast ones
-# take 21 us forward and 13 us backward, the four machines of the in-sample sources up to 30 and 40.
+# Python, autograd, dispatcher and launch of one op, on the host beside an A100. Judgement, between
+# published hosts. What sources with small kernels ask for, of this and of a GPU's host_speed, in
+# the median: three machines with Turing boards 1.0 to 1.2, an H100's 0.80, an RTX 4090's 1.7.
 _HOST_S: Mapping[Phase, float] = {
     "build": 10e-6,
     "input": 10e-6,
@@ -202,13 +203,22 @@ _HOST_S: Mapping[Phase, float] = {
     "zero_grad": 8e-6,
 }
 _VIEW_S = 2.5e-6  # a view: no kernel, and no memory
-_MORE_HOST_S: Mapping[str, float] = {
-    "convolution": 20e-6,
-    "convolution_backward": 10e-6,
-    "native_batch_norm": 20e-6,
-    "native_batch_norm_backward": 10e-6,
-    "cudnn_batch_norm": 20e-6,
-    "cudnn_batch_norm_backward": 10e-6,
+# cuDNN takes the host longer: it looks up what it chose, describes each tensor, and starts several
+# kernels. Of an elementwise op, from the backward of a ResNet-50 on a V100 (profile of
+# pytorch/kineto; 4 us less for each profiled op inside, 3 us for each call of CUDA): 6.6 for a
+# convolution's backward, which makes two calls, and 2.4 for batch norm's. Forward is taken alike.
+_CUDNN_CALL, _NORM_CALL = 3.3, 2.4
+# An op that starts no kernel, of one that does: aten::empty in the same profile.
+_WITHOUT_LAUNCH = 0.25
+_CALLS: Mapping[str, float] = {
+    "convolution": _CUDNN_CALL,
+    "convolution_backward": 2 * _CUDNN_CALL,
+    "native_batch_norm": _NORM_CALL,
+    "native_batch_norm_backward": _NORM_CALL,
+    "cudnn_batch_norm": _NORM_CALL,
+    "cudnn_batch_norm_backward": _NORM_CALL,
+    "_batch_norm_with_update": _NORM_CALL,
+    "batch_norm_backward": _NORM_CALL,
 }
 
 
@@ -276,8 +286,9 @@ class Prices:
             )
             for op in kernels
         ]
+        speed = self._rates.host_speed
         units = [
-            unit._replace(host_s=unit.host_s + op.num_views * _VIEW_S)
+            unit._replace(host_s=(unit.host_s + op.num_views * _VIEW_S) / speed)
             for unit, op in zip(found, kernels, strict=True)
             if unit is not None
         ]
@@ -302,9 +313,9 @@ class Prices:
             return None
         if not lane.is_gpus:
             return self._off_the_gpu(lane)
-        host_s = _HOST_S[phase] + _MORE_HOST_S.get(name, 0.0)
+        host_s = _HOST_S[phase] * _CALLS.get(name, 1.0)
         if name in _WITHOUT_KERNEL:
-            return _Unit(lane, host_s=host_s)
+            return _Unit(lane, host_s=host_s * _WITHOUT_LAUNCH)
         plain = _Unit(
             lane,
             runs=True,

@@ -270,6 +270,11 @@ class Rates:
         return 2048 if self._generation is None else self._generation.threads_per_sm
 
     @property
+    def host_speed(self) -> float:
+        """Return how fast the host beside this GPU is, of the one beside an A100."""
+        return 1.0 if self._generation is None else self._generation.host_speed
+
+    @property
     def capability(self) -> tuple[int, int]:
         """Return the compute capability; (0, 0) if unknown."""
         return self._model.compute_capability or (0, 0)

@@ -31,6 +31,7 @@ class Generation:
     has_bf16: tensor cores for bfloat16 and TF32 (the guide, "Tensor Core Operations"), and torch's
     flash attention, which needs the same GPUs (sdp_utils.cpp).
     cublas_bytes, cublas_bytes_before_2_12: what cuBLAS takes for each handle and stream, see above.
+    host_speed: of one thread of the CPU that is sold beside it, of that beside an A100, see below.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Generation:
     has_bf16: bool
     cublas_bytes: int
     cublas_bytes_before_2_12: int = _CUBLAS_BYTES
+    host_speed: float = 1.0
 
     def cublas_workspace_bytes(self, torch_version: str) -> int:
         """Return what cuBLAS takes for each handle and stream under a version of torch.
@@ -53,6 +55,16 @@ class Generation:
         return self.cublas_bytes_before_2_12 if is_old else self.cublas_bytes
 
 
+# NVIDIA's own machines (DGX user guides): an A100 is beside an EPYC 7742 (Zen 2, up to 3.4 GHz), an
+# H100 beside a Xeon 8480C (Golden Cove, 3.8 GHz), a B200 beside a Xeon 8570 (Raptor Cove, 4.0 GHz).
+# Instructions per cycle: Golden Cove is 1.19 of Cypress Cove (Intel's Architecture Day 2021), which
+# is Sunny Cove's core, and that is 1.18 of Skylake (the same, 2018); Zen 2 is about Skylake's:
+# judgement. A V100 is beside a Xeon E5-2698 v4 (Broadwell, 3.6 GHz), about as fast as an A100's.
+# Nothing is known of the CPU beside a workstation's or a desktop's GPU: people also rent them in
+# servers, and the published RTX 4090 has one of the slowest hosts.
+_HOST_OF_HOPPER = 1.19 * 1.18 * 3.8 / 3.4
+_HOST_OF_B200 = 1.19 * 1.18 * 4.0 / 3.4
+
 _FAST, _SLOW = 1 / 2, 1 / 64  # fp64
 GENERATIONS = (
     Generation("Kepler and Maxwell", (0, 0), 2048, _SLOW, False, False, _CUBLAS_BYTES),
@@ -64,10 +76,17 @@ GENERATIONS = (
     Generation("Ampere", (8, 6), 1536, _SLOW, True, True, _CUBLAS_BYTES),
     Generation("Ada", (8, 9), 1536, _SLOW, True, True, _CUBLAS_BYTES),
     Generation(
-        "Hopper", (9, 0), 2048, _FAST, True, True, _CUBLAS_BYTES_FROM_9, _CUBLAS_BYTES_FROM_9
+        *("Hopper", (9, 0), 2048, _FAST, True, True, _CUBLAS_BYTES_FROM_9, _CUBLAS_BYTES_FROM_9),
+        host_speed=_HOST_OF_HOPPER,
     ),
-    Generation("Blackwell B200", (10, 0), 2048, _FAST, True, True, _CUBLAS_BYTES_FROM_9),
-    Generation("Blackwell Ultra B300", (10, 3), 2048, _SLOW, True, True, _CUBLAS_BYTES_FROM_9),
+    Generation(
+        *("Blackwell B200", (10, 0), 2048, _FAST, True, True, _CUBLAS_BYTES_FROM_9),
+        host_speed=_HOST_OF_B200,
+    ),
+    Generation(
+        *("Blackwell Ultra B300", (10, 3), 2048, _SLOW, True, True, _CUBLAS_BYTES_FROM_9),
+        host_speed=_HOST_OF_B200,
+    ),
     Generation("Blackwell RTX", (12, 0), 1536, _SLOW, True, True, _CUBLAS_BYTES_FROM_9),
 )
 
