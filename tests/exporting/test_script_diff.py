@@ -487,6 +487,7 @@ def test_every_plan_is_said_one_way_or_another(variant: Variant) -> None:
         "expandable_segments": variant.expandable_segments,
         "save_on_cpu": variant.offload_activations,
         "CPUOffloadOptimizer": variant.offload_optimizer,
+        "ZeRO-Offload": variant.zero_offload,
         "fused=True": variant.optimizer == "fused",
         "AdamW8bit": variant.optimizer == "8-bit",
         "peft": variant.adapters != "none",

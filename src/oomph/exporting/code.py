@@ -265,10 +265,13 @@ class _Loop:
         if self.variant.optimizer_in_backward:
             return ["# Every parameter has been updated: backward did it."]
         is_scaled = self.variant.precision == "fp16"
+        has_masters = self.variant.zero_offload  # the gradients that count are the host's
+        clipped = "optimizer.there" if has_masters else "model.parameters()"
         return [
+            *(["optimizer.take()"] if has_masters else []),
             "if CLIP_GRAD_NORM is not None:",
             *(["    SCALER.unscale_(optimizer)"] if is_scaled else []),
-            "    torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM)",
+            f"    torch.nn.utils.clip_grad_norm_({clipped}, CLIP_GRAD_NORM)",
             *(["SCALER.step(optimizer)", "SCALER.update()"] if is_scaled else ["optimizer.step()"]),
             "optimizer.zero_grad(set_to_none=True)",
         ]

@@ -264,6 +264,7 @@ def deepspeed_config(variant: Variant, config: object = None) -> dict[str, Any]:
     is_pure = variant.precision == "pure-bf16"
     pure = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     offload = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    is_on_host = variant.offload_optimizer or variant.zero_offload
     planned = {
         "train_batch_size": variant.batch_size,
         "train_micro_batch_size_per_gpu": variant.micro_batch,
@@ -272,7 +273,7 @@ def deepspeed_config(variant: Variant, config: object = None) -> dict[str, Any]:
         "fp16": {"enabled": variant.precision == "fp16"},
         "zero_optimization": {
             "stage": _stage(variant),
-            **(offload if variant.offload_optimizer else {}),
+            **(offload if is_on_host else {}),
         },
     }
     if variant.checkpointing != "none":
@@ -285,7 +286,7 @@ def deepspeed_config(variant: Variant, config: object = None) -> dict[str, Any]:
     zero = mine.get("zero_optimization")
     if isinstance(zero, dict):  # the plan decides what is offloaded
         zero.pop("offload_param", None)
-        if not variant.offload_optimizer:
+        if not is_on_host:
             zero.pop("offload_optimizer", None)
     return merged_with(mine, planned)
 
@@ -295,4 +296,5 @@ def _stage(variant: Variant) -> int:
         return 3  # parameters, gradients and state are sharded
     # Stage 0 can neither offload nor omit the fp32 weights. Stage 1 shards the state; on one GPU
     # the shard is all of it.
-    return 1 if variant.offload_optimizer or variant.precision == "pure-bf16" else 0
+    is_on_host = variant.offload_optimizer or variant.zero_offload
+    return 1 if is_on_host or variant.precision == "pure-bf16" else 0

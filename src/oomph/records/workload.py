@@ -85,6 +85,7 @@ class Variant:
     channels_last: bool = False  # images as height x width x channels in memory
     offload_activations: bool = False  # saved tensors wait in host memory
     offload_optimizer: bool = False  # the optimizer's state and step are on the host
+    zero_offload: bool = False  # 16-bit weights on the GPU, fp32 ones and the step on the host
     adapters: Adapters = "none"
     sharding: Sharding = "none"
     num_gpus: int = 1

@@ -30,6 +30,7 @@ from oomph.records.workload import Variant, Workload, casts_parameters, divides_
 from oomph.rehearsing.building import build, materialise, without_memory
 from oomph.rehearsing.recorder import ModuleStack, Recorder, labelled
 from oomph.tricks.apply import around_forward, put_on_built, put_on_model, put_on_optimizer
+from oomph.tricks.offload_optimizer import scaler_on_host, to_clip
 from oomph.tricks.trick import contradiction_in
 
 _LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -162,7 +163,7 @@ class _Rehearsal:
         for parameter in parameters:  # before an optimizer that consumes gradients
             parameter.register_post_accumulate_grad_hook(self._note_gradient)
         self.optimizer = put_on_optimizer(self.workload.optimizer, parameters, variant)
-        self.scaler = torch.amp.GradScaler("cuda") if variant.precision == "fp16" else None
+        self.scaler = scaler_on_host("cuda") if variant.precision == "fp16" else None
         self.model.register_forward_hook(self._note_outputs)
         step_starts: list[int] = []
         with ModuleStack() as stack:
@@ -231,7 +232,8 @@ class _Rehearsal:
             self._enter("clip")
             if self.scaler:
                 self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.workload.clip_grad_norm)
+            clipped = to_clip(self.model.parameters(), [self.optimizer])
+            torch.nn.utils.clip_grad_norm_(clipped, self.workload.clip_grad_norm)
         self._enter("step")
         if self.scaler:
             self.scaler.step(self.optimizer)

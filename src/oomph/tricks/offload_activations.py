@@ -27,21 +27,22 @@ def _host_memory() -> tuple[Any, Any]:
     import torch
 
     library = torch.library.Library("oomph", "DEF")
-    library.define("empty_on_host(Tensor like) -> Tensor")
+    library.define("empty_on_host(Tensor like, ScalarType? dtype=None) -> Tensor")
 
-    def empty(like: torch.Tensor) -> torch.Tensor:
+    def empty(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         # Copies to and from unpinned memory cannot overlap with the GPU's work.
-        return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=like.is_cuda)
+        dtype = dtype or like.dtype
+        return torch.empty(like.shape, dtype=dtype, device="cpu", pin_memory=like.is_cuda)
 
     for key in ("CPU", "CUDA"):
         library.impl("empty_on_host", empty, key)
     return torch.ops.oomph.empty_on_host, library  # a collected library takes its ops with it
 
 
-def empty_on_host(like: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous host tensor with the same shape and dtype."""
+def empty_on_host(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a contiguous host tensor of the same shape, and the same dtype unless one is given."""
     make, _ = _host_memory()
-    made: torch.Tensor = make(like)
+    made: torch.Tensor = make(like, dtype)
     return made
 
 

@@ -93,7 +93,7 @@ def _conflict(variant: Variant, clips_gradients: bool) -> UsageError | None:
     found: tuple[str, str] | None = None
     if variant.sharding == "ddp":
         found = "DDP averages gradients only after backward", "fsdp, which averages them first"
-    elif variant.offload_optimizer:
+    elif variant.offload_optimizer or variant.zero_offload:
         found = "its step runs on the host", "only one of these two tricks"
     elif variant.accumulation > 1:
         because = "a step adds up the gradients of several micro-batches"
