@@ -485,7 +485,7 @@ def test_every_plan_is_said_one_way_or_another(variant: Variant) -> None:
         "checkpoint": variant.checkpointing != "none",
         "torchrun": variant.num_gpus > 1,
         "expandable_segments": variant.expandable_segments,
-        "save_on_cpu": variant.offload_activations,
+        "offloaded_activations": variant.offload_activations,
         "CPUOffloadOptimizer": variant.offload_optimizer,
         "ZeRO-Offload": variant.zero_offload,
         "fused=True": variant.optimizer == "fused",

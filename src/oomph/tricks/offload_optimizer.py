@@ -378,7 +378,7 @@ OFFLOAD_OPTIMIZER = Definition(
     stability="same",
     setting="offload_optimizer",
     what="keep the optimizer's state in host memory, and step there",
-    code="oomph.apply, or torchao.optim.CPUOffloadOptimizer",
+    code="model, optimizer = oomph.apply(plan, model, make_optimizer)",
     caveat="a step on the host is slow: measure one. fp16 needs a Stepper, or plan.to_code()",
     why_not_in_script=TOO_LATE_IN_SCRIPT,
     conflict=_conflict,

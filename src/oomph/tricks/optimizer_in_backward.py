@@ -129,7 +129,7 @@ OPTIMIZER_IN_BACKWARD = Definition(
     stability="same",
     setting="optimizer_in_backward",
     what="update with each gradient as soon as it is ready, and free it",
-    code="oomph.apply: parameter.register_post_accumulate_grad_hook",
+    code="model, optimizer = oomph.apply(plan, model, make_optimizer)",
     caveat="no accumulation, no clipping by the whole norm, no loss scaler",
     why_not_in_script=TOO_LATE_IN_SCRIPT,
     conflict=_conflict,

@@ -41,7 +41,7 @@ def _divided(model: torch.nn.Module, variant: Variant) -> torch.nn.Module:
 
     from oomph.tricks.blocks import find_blocks
 
-    low = variant.precision in ("bf16", "pure-bf16")
+    low = variant.precision in _LOW
     # Low precision is enough for computing; sums over many ranks are in fp32.
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if low else None, reduce_dtype=torch.float32 if low else None
@@ -126,6 +126,12 @@ def start_alike(model):
 '''
 _DISTRIBUTED = "import torch.distributed as dist"
 
+_LOW = ("bf16", "pure-bf16")
+_POLICY = [
+    "low, wide = torch.bfloat16, torch.float32  # it computes in bf16, and adds up in fp32",
+    'options["mp_policy"] = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=wide)',
+]
+
 _MESH = [
     'each = int(os.environ["LOCAL_WORLD_SIZE"])  # sharded inside a machine, copied across',
     "shape = (NUM_GPUS // each, each)",
@@ -152,14 +158,20 @@ def _ddp_in_code(_: Variant) -> Fragment:
 
 def _fsdp_in_code(variant: Variant) -> Fragment:
     is_hybrid = variant.sharding == "hybrid"
+    wrap = "from torch.distributed.fsdp import fully_shard"
+    policy = []
+    if variant.precision in _LOW:
+        wrap = "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard"
+        policy = _POLICY
     mesh = ["from torch.distributed.device_mesh import init_device_mesh"] if is_hybrid else []
     return Fragment(
-        imports=[_DISTRIBUTED, *mesh, "from torch.distributed.fsdp import fully_shard"],
+        imports=[_DISTRIBUTED, *mesh, wrap],
         functions=[_START, _SAME_START],
         needs_blocks=True,
         to_gpu=[
             "start_alike(model)",
             "options = {}",
+            *policy,
             *(_MESH if is_hybrid else []),
             "for block in blocks_of(model):",
             "    fully_shard(block, **options)",

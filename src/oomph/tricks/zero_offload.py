@@ -160,7 +160,10 @@ ZERO_OFFLOAD = Definition(
     stability="rounding",
     setting="zero_offload",
     what="16-bit weights and gradients on the GPU; fp32 weights, state and step on the host",
-    code="oomph.apply, or DeepSpeed's zero_optimization.offload_optimizer",
+    code=(
+        "model, optimizer = oomph.apply(plan, model, make_optimizer); or DeepSpeed's"
+        " zero_optimization.offload_optimizer"
+    ),
     caveat="a step on the host is slow: measure one. Gradients are added up in 16 bits",
     why_not=_why_not,
     why_not_on=why_not_on,
