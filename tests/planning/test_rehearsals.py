@@ -219,6 +219,7 @@ def test_every_pair_of_tricks_of_any_model_and_of_two_gpus_takes_what_a_rehearsa
 ) -> None:
     found = held_against_rehearsals(job, tmp_path / "jobs.py", max_gpus=2)
     assert_there_are(found, ("ddp", "bf16"), ("ddp", "zero-offload"), ("fsdp", "bf16"))
+    assert_there_are(found, ("fsdp", "offload-optimizer"))
     if job != "clipped_job":
         assert_there_are(found, ("fsdp", "optimizer-in-backward"))
     if job == "decoder_job":

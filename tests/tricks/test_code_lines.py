@@ -194,10 +194,9 @@ def test_exported_recomputation_counts_a_batch_once() -> None:
             names["recompute"](block)
         x = torch.randn(8, 4, requires_grad=True)
         block(x).pow(2).sum().backward()
-        found.append(block[1])
-    assert torch.equal(found[0].running_mean, found[1].running_mean)
-    assert torch.equal(found[0].num_batches_tracked, found[1].num_batches_tracked)
-    assert found[1].momentum == found[0].momentum
+        norm: Any = block[1]
+        found.append((norm.momentum, norm.running_mean.tolist(), int(norm.num_batches_tracked)))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "pure-bf16", "fp16"])

@@ -14,7 +14,7 @@ from typing import Any
 
 from oomph.errors import UsageError
 from oomph.exporting.launch import spread
-from oomph.records.workload import Variant, divides_parameters
+from oomph.records.workload import Variant, divides_parameters, holds_parameters_on_host
 from oomph.tricks.trick import to_put_on
 
 _LAUNCHERS = ("torchrun", "slurm", "sge")
@@ -265,6 +265,8 @@ def deepspeed_config(variant: Variant, config: object = None) -> dict[str, Any]:
     pure = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     offload = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
     is_on_host = variant.offload_optimizer or variant.zero_offload
+    if holds_parameters_on_host(variant):
+        offload["offload_param"] = {"device": "cpu", "pin_memory": True}
     planned = {
         "train_batch_size": variant.batch_size,
         "train_micro_batch_size_per_gpu": variant.micro_batch,

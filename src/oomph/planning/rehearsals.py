@@ -21,7 +21,7 @@ from oomph.predicting.scaling import AffineTrace, NotAffine, OpSlope, affine, or
 from oomph.records.generation import DEFAULT_BYTES_PER_S, DEFAULT_MATMUL_FLOPS
 from oomph.records.plan import PlanOptions
 from oomph.records.trace import Op, Trace
-from oomph.records.workload import Possible, Variant, grid_of
+from oomph.records.workload import Possible, Variant, grid_of, holds_parameters_on_host
 from oomph.tricks.definition import Request
 from oomph.tricks.trick import tricks_on
 
@@ -264,8 +264,8 @@ def variant_for_passes(variant: Variant, micro_batch: int) -> Variant:
         variant,
         micro_batch=micro_batch,
         accumulation=2 if settings.accumulates else 1,
-        optimizer=settings.in_backward or settings.with_masters or "as-is",
-        offload_optimizer=False,
+        optimizer=settings.in_backward or settings.on_host or "as-is",
+        offload_optimizer=holds_parameters_on_host(variant),
         expandable_segments=False,
         precision="fp32" if variant.precision == "tf32" else variant.precision,
     )

@@ -32,7 +32,7 @@ from oomph.predicting.speed import (
     step_seconds,
 )
 from oomph.records.gpu_model import GpuModel
-from oomph.records.workload import Variant
+from oomph.records.workload import Variant, holds_parameters_on_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -290,7 +290,9 @@ class PassSettings(NamedTuple):
     adapters: str
     offload_activations: bool
     in_backward: str  # the optimizer that steps in backward; empty if it steps after it
-    with_masters: str  # the optimizer of ZeRO-Offload, whose weights have 16 bits; else empty
+    # The optimizer on the host, if that changes the passes, too: ZeRO-Offload's weights have 16
+    # bits, and FSDP's are on the host.
+    on_host: str
     sharding: str
     num_gpus: int
     # The only micro-batch it is valid for; 0: all from 2 on. A single example has a structure of
@@ -308,7 +310,7 @@ class PassSettings(NamedTuple):
     @property
     def has_step(self) -> bool:
         """Return whether the optimizer's step was rehearsed with these passes."""
-        return bool(self.in_backward or self.with_masters)
+        return bool(self.in_backward or self.on_host)
 
 
 class Step(NamedTuple):
@@ -324,6 +326,7 @@ class Step(NamedTuple):
 
 def pass_settings_of(variant: Variant) -> PassSettings:
     is_alone = variant.micro_batch == 1 or variant.offload_activations
+    is_on_host = variant.zero_offload or holds_parameters_on_host(variant)
     return PassSettings(
         precision="fp32" if variant.precision == "tf32" else variant.precision,
         checkpointing=variant.checkpointing,
@@ -332,7 +335,7 @@ def pass_settings_of(variant: Variant) -> PassSettings:
         adapters=variant.adapters,
         offload_activations=variant.offload_activations,
         in_backward=variant.optimizer if variant.optimizer_in_backward else "",
-        with_masters=variant.optimizer if variant.zero_offload else "",
+        on_host=variant.optimizer if is_on_host else "",
         sharding=variant.sharding,
         num_gpus=variant.num_gpus,
         only_at=variant.micro_batch if is_alone else 0,

@@ -481,7 +481,11 @@ def _empty_on_host(recorder: Recorder, _: Any, __: Any, args: Any, ___: Any) -> 
     like = args[0]
     if not is_pretended(like):
         return NotImplemented
-    dtype = args[1] if len(args) > 1 else None
+    return hosted_like(recorder, like, args[1] if len(args) > 1 else None)
+
+
+def hosted_like(recorder: Recorder, like: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
+    """Return a tensor of the same shape that stands for host memory."""
     out = empty(like.shape, dtype=dtype or like.dtype, device=META)
     recorder.host.hold(out)
     return out

@@ -173,6 +173,11 @@ def divides_parameters(variant: Variant) -> bool:
     return variant.sharding in ("fsdp", "hybrid")
 
 
+def holds_parameters_on_host(variant: Variant) -> bool:
+    """Return whether FSDP keeps its shards on the host, with gradients and optimizer."""
+    return divides_parameters(variant) and variant.offload_optimizer
+
+
 def casts_parameters(variant: Variant) -> bool:
     """Return whether FSDP casts parameters when it gathers them; then autocast casts nothing."""
     return divides_parameters(variant) and variant.precision == "bf16"

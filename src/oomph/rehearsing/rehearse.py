@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,7 +27,13 @@ from oomph.errors import UsageError
 from oomph.pretending import autocast, branches, cuda, ranks, streams, tensors
 from oomph.pretending.ranks import Buckets
 from oomph.records.trace import Phase, Trace
-from oomph.records.workload import Variant, Workload, casts_parameters, divides_parameters
+from oomph.records.workload import (
+    Variant,
+    Workload,
+    casts_parameters,
+    divides_parameters,
+    holds_parameters_on_host,
+)
 from oomph.rehearsing.building import build, materialise, without_memory
 from oomph.rehearsing.recorder import ModuleStack, Recorder, labelled
 from oomph.tricks.apply import around_forward, put_on_built, put_on_model, put_on_optimizer
@@ -96,7 +103,10 @@ def rehearse(
     tensors.Disguise.real, tensors.Disguise.give = recorder.real, recorder.shadows.give
     streams.Now.begin(partial(ranks.note_wait, recorder))
     divides = divides_parameters(variant)
-    world = ranks.one_of(variant.num_gpus, recorder) if divides else contextlib.nullcontext()
+    is_on_host = holds_parameters_on_host(variant)
+    world: AbstractContextManager[None] = contextlib.nullcontext()
+    if divides:
+        world = ranks.one_of(variant.num_gpus, recorder, is_on_host=is_on_host)
     try:
         with recorder, autocast.guard(), world, _progress_shown(recorder):
             return _Rehearsal(workload, variant, recorder, is_step_alone).run()

@@ -42,6 +42,8 @@ def make_on_host(
     import torch
 
     on_gpu = list(parameters)
+    if any(hasattr(parameter, "_local_tensor") for parameter in on_gpu):
+        return make(on_gpu)  # FSDP has put its shards on the host
     if not all(isinstance(parameter, torch.Tensor) for parameter in on_gpu):
         raise UsageError(
             "the optimizer cannot be offloaded",
@@ -336,11 +338,11 @@ def refuse_sparse(model: torch.nn.Module) -> None:
 
 
 def _conflict(variant: Variant, _: bool) -> UsageError | None:
-    if divides_parameters(variant):
+    if variant.precision == "fp16" and divides_parameters(variant):
         return UsageError(
-            "the optimizer cannot be offloaded where FSDP divides it",
-            because="its state is made of the pieces that FSDP keeps on each GPU",
-            attempt="ddp, or FSDP's own CPUOffloadPolicy, which oomph does not predict",
+            "what FSDP divides cannot be offloaded with fp16",
+            because="the loss scaler looks for gradients on the GPU, and FSDP's are on the host",
+            attempt="bf16, or ddp",
         )
     return None
 
@@ -377,8 +379,16 @@ OFFLOAD_OPTIMIZER = Definition(
     name="offload-optimizer",
     stability="same",
     setting="offload_optimizer",
-    what="keep the optimizer's state in host memory, and step there",
-    code="model, optimizer = oomph.apply(plan, model, make_optimizer)",
+    what=lambda variant: (
+        "keep FSDP's parameters, gradients and optimizer state in host memory, and step there"
+        if divides_parameters(variant)
+        else "keep the optimizer's state in host memory, and step there"
+    ),
+    code=lambda variant: (
+        "fully_shard(offload_policy=CPUOffloadPolicy())"
+        if divides_parameters(variant)
+        else "model, optimizer = oomph.apply(plan, model, make_optimizer)"
+    ),
     caveat="a step on the host is slow: measure one. fp16 needs a Stepper, or plan.to_code()",
     why_not_in_script=TOO_LATE_IN_SCRIPT,
     conflict=_conflict,
@@ -392,5 +402,9 @@ OFFLOAD_OPTIMIZER = Definition(
     by_hand=lambda variant, target: (
         () if divides_parameters(variant) else _BY_HAND(variant, target)
     ),
-    in_code=lambda _: Fragment(functions=[_ON_HOST], optimizer_class="OnHost"),
+    in_code=lambda variant: (
+        Fragment()  # FSDP does it
+        if divides_parameters(variant)
+        else Fragment(functions=[_ON_HOST], optimizer_class="OnHost")
+    ),
 )
