@@ -369,6 +369,7 @@ os._exit(0)  # a thread of gloo that drops a tensor while Python shuts down abor
     [
         {"sharding": "ddp", "checkpointing": "every-2", "offload_optimizer": True},
         {"sharding": "fsdp", "checkpointing": "blocks"},
+        {"sharding": "fsdp", "offload_optimizer": True},
         {"sharding": "hybrid"},
     ],
     ids=str,

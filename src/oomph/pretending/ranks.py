@@ -102,7 +102,7 @@ def _moved_to_the_host(recorder: Recorder) -> Iterator[None]:
         part = local_part(tensor)
         return is_pretended(part) and part.untyped_storage()._cdata in Disguise.hosted
 
-    def moved(tensor: torch.Tensor, to_host: bool) -> torch.Tensor:
+    def moved(tensor: torch.Tensor, to_host: bool) -> Any:
         if is_on_host(tensor) == to_host:
             return tensor
         if to_host:

@@ -52,9 +52,11 @@ def _divided(model: torch.nn.Module, variant: Variant) -> torch.nn.Module:
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if low else None, reduce_dtype=torch.float32 if low else None
     )
-    offload = CPUOffloadPolicy() if holds_parameters_on_host(variant) else OffloadPolicy()
     copies, shards = grid_of(variant)
     device = next(model.parameters()).device.type
+    offload = OffloadPolicy()
+    if holds_parameters_on_host(variant):
+        offload = CPUOffloadPolicy(pin_memory=device == "cuda")
     if copies == 1:
         mesh = init_device_mesh(device, (shards,))
     else:
@@ -172,7 +174,9 @@ def _fsdp_in_code(variant: Variant) -> Fragment:
         policies += _POLICY
     if holds_parameters_on_host(variant):
         names.append("CPUOffloadPolicy")
-        policies.append('options["offload_policy"] = CPUOffloadPolicy()')
+        policies.append(
+            'options["offload_policy"] = CPUOffloadPolicy(pin_memory=DEVICE.type == "cuda")'
+        )
         # The norm of gradients on the host is summed there.
         start = start.replace('"nccl" if', '"cpu:gloo,cuda:nccl" if')
     wrap = f"from torch.distributed.fsdp import {', '.join(sorted(names))}"
