@@ -18,7 +18,7 @@ from oomph.rehearsing.child import in_a_child
 from oomph.units import KIB
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-WIDTH, NUM, CAPABILITY = 128, 32, (8, 0)
+WIDTH, NUM, CAPABILITY = 128, 64, (8, 0)
 PLAIN = {
     "fp32": {"precision": "fp32"},
     "bf16": {"precision": "bf16"},
