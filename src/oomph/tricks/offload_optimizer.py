@@ -337,6 +337,14 @@ def refuse_sparse(model: torch.nn.Module) -> None:
         )
 
 
+def line_of(variant: Variant) -> str:
+    """Return the line of Python that makes the optimizer on the host."""
+    made = "oomph.apply(plan, model, make_optimizer)"
+    if variant.precision == "fp16":  # torch's own loss scaler finds no gradients in it
+        return f"step = oomph.Stepper(*{made}, loss, plan), which has the loss scaler for it"
+    return f"model, optimizer = {made}"
+
+
 def _conflict(variant: Variant, _: bool) -> UsageError | None:
     if variant.precision == "fp16" and divides_parameters(variant):
         return UsageError(
@@ -387,9 +395,9 @@ OFFLOAD_OPTIMIZER = Definition(
     code=lambda variant: (
         "fully_shard(offload_policy=CPUOffloadPolicy())"
         if divides_parameters(variant)
-        else "model, optimizer = oomph.apply(plan, model, make_optimizer)"
+        else line_of(variant)
     ),
-    caveat="a step on the host is slow: measure one. fp16 needs a Stepper, or plan.to_code()",
+    caveat="a step on the host is slow: measure one.",
     why_not_in_script=TOO_LATE_IN_SCRIPT,
     conflict=_conflict,
     # The host's step does not depend on the GPU implementation.

@@ -16,6 +16,7 @@ from oomph.records.workload import Variant, divides_parameters
 from oomph.tricks.definition import TOO_LATE_IN_SCRIPT, Definition, Fragment, Request, by_hand
 from oomph.tricks.offload_optimizer import (
     keep_master,
+    line_of,
     make_on_host,
     refuse_sparse,
     why_not_on,
@@ -160,10 +161,7 @@ ZERO_OFFLOAD = Definition(
     stability="rounding",
     setting="zero_offload",
     what="16-bit weights and gradients on the GPU; fp32 weights, state and step on the host",
-    code=(
-        "model, optimizer = oomph.apply(plan, model, make_optimizer); or DeepSpeed's"
-        " zero_optimization.offload_optimizer"
-    ),
+    code=lambda variant: f"{line_of(variant)}; or DeepSpeed's zero_optimization.offload_optimizer",
     caveat="a step on the host is slow: measure one. Gradients are added up in 16 bits",
     why_not=_why_not,
     why_not_on=why_not_on,
