@@ -238,6 +238,13 @@ def test_the_host_steps_in_one_pass_unless_told_otherwise() -> None:
     assert optimizer_on_host(optimizer) is not None
 
 
+def test_a_model_alone_would_be_trained_in_16_bits() -> None:
+    model = made()
+    with pytest.raises(UsageError, match="cannot be applied to a model alone"):
+        oomph.apply(planned(), model)
+    assert model.one.weight.dtype == torch.float32
+
+
 def test_on_several_gpus_all_ranks_begin_with_the_same_weights() -> None:
     """DDP sends the rounded weights of the first rank; what another rank had before is dropped."""
     model = made()
@@ -248,7 +255,7 @@ def test_on_several_gpus_all_ranks_begin_with_the_same_weights() -> None:
 def test_sparse_gradients_are_refused_by_name() -> None:
     model = nn.Sequential(nn.Embedding(4, 2, sparse=True))
     with pytest.raises(UsageError, match="sparse gradients"):
-        oomph.apply(planned(), model)
+        oomph.apply(planned(), model, adamw)
     with pytest.raises(UsageError, match="sparse gradients"):
         oomph.apply(plan_of(offload_optimizer=True), model)
 

@@ -211,7 +211,7 @@ def code_of(variant: Variant) -> str:
 
 
 def _code(variant: Variant) -> str:
-    return f"oomph.apply(plan, model); or, without BatchNorm: {code_of(variant)}"
+    return f"oomph.apply; or, without BatchNorm: {code_of(variant)}"
 
 
 def _by_hand(variant: Variant, target: str) -> list[str]:

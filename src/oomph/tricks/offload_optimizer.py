@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from oomph.errors import UsageError
 from oomph.records.workload import Variant, divides_parameters
-from oomph.tricks.definition import TOO_LATE_IN_SCRIPT, Definition, Fragment, MakeOptimizer, by_hand
+from oomph.tricks.definition import TOO_LATE_IN_SCRIPT, Definition, Fragment, MakeOptimizer
 from oomph.tricks.offload_activations import empty_on_host
 
 if TYPE_CHECKING:
@@ -355,10 +355,17 @@ def _conflict(variant: Variant, _: bool) -> UsageError | None:
     return None
 
 
-_BY_HAND = by_hand(
-    "the optimizer on the host: torchao.optim.CPUOffloadOptimizer(parameters, torch.optim.AdamW)",
-    unless=["deepspeed"],
-)
+_TORCHAO = "torchao.optim.CPUOffloadOptimizer"
+
+
+def _by_hand(variant: Variant, target: str) -> tuple[str, ...]:
+    if divides_parameters(variant) or target in ("deepspeed", "code"):
+        return ()  # their own settings express it
+    if variant.precision == "fp16":
+        own = f"oomph.Stepper, or plan.to_code(): {_TORCHAO} does not work with a loss scaler"
+        return (f"the optimizer on the host: {own}",)
+    return (f"the optimizer on the host: {_TORCHAO}(parameters, torch.optim.AdamW)",)
+
 
 _ON_HOST = '''
 class OnHost:
@@ -397,7 +404,7 @@ OFFLOAD_OPTIMIZER = Definition(
         if divides_parameters(variant)
         else line_of(variant)
     ),
-    caveat="a step on the host is slow: measure one.",
+    caveat="a step on the host is slow: measure one",
     why_not_in_script=TOO_LATE_IN_SCRIPT,
     conflict=_conflict,
     # The host's step does not depend on the GPU implementation.
@@ -406,10 +413,7 @@ OFFLOAD_OPTIMIZER = Definition(
     put_on_model=lambda model, _: refuse_sparse(model),
     make_optimizer=make_on_host,
     too_late_for_optimizer="an offloaded optimizer",
-    # FSDP's settings can express it.
-    by_hand=lambda variant, target: (
-        () if divides_parameters(variant) else _BY_HAND(variant, target)
-    ),
+    by_hand=_by_hand,
     in_code=lambda variant: (
         Fragment()  # FSDP does it
         if divides_parameters(variant)

@@ -67,7 +67,9 @@ BF16 = Definition(
     stability="rounding",
     setting="precision",
     value="bf16",
-    what="compute in bf16: weights and sums stay fp32",
+    what=lambda v: (
+        "compute in bf16" if v.zero_offload else "compute in bf16: weights and sums stay fp32"
+    ),
     code=lambda v: (
         "fully_shard(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))"
         if divides_parameters(v)

@@ -171,6 +171,7 @@ ZERO_OFFLOAD = Definition(
     is_pointless=lambda variant: variant.optimizer != "as-is",
     put_on_built=lower,
     make_optimizer=partial(make_on_host, has_masters=True),
+    needs_optimizer=True,
     too_late_for_model=lambda _: "ZeRO-Offload",
     too_late_for_optimizer="ZeRO-Offload",
     by_hand=by_hand(
