@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from oomph.verbs.training import Stepper as Stepper
     from oomph.verbs.training import accelerate as accelerate
     from oomph.verbs.training import apply as apply
+    from oomph.verbs.training import offloaded_activations as offloaded_activations
     from oomph.verbs.verify import verify as verify
     from oomph.verbs.watch import runs as runs
 
@@ -56,6 +57,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "hf": ("oomph.verbs.hf", None),
     "lightning": ("oomph.verbs.lightning", None),
     "load_plan": ("oomph.verbs.plan", "load_plan"),
+    "offloaded_activations": ("oomph.verbs.training", "offloaded_activations"),
     "plan": ("oomph.verbs.plan", "plan"),
     "predict": ("oomph.verbs.predict", "predict"),
     "print_gpu_utilisation": ("oomph.verbs.gpus", "print_gpu_utilisation"),
@@ -83,6 +85,7 @@ __all__ = [
     "hf",
     "lightning",
     "load_plan",
+    "offloaded_activations",
     "plan",
     "predict",
     "print_gpu_utilisation",

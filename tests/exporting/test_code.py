@@ -187,12 +187,20 @@ def _own_matmul_precision() -> Iterator[None]:
 @pytest.mark.usefixtures("_own_matmul_precision")
 @pytest.mark.parametrize(
     ("precision", "on_host"),
-    [("fp16", False), ("bf16", False), ("bf16", True), ("tf32", False), ("tf32", True)],
+    [
+        ("fp16", None),
+        ("fp16", "offload_optimizer"),
+        ("fp16", "zero_offload"),
+        ("bf16", None),
+        ("bf16", "offload_optimizer"),
+        ("bf16", "zero_offload"),
+        ("tf32", None),
+        ("tf32", "offload_optimizer"),
+    ],
 )
-def test_mixed_precision_trains_nearly_the_same(precision: str, on_host: bool) -> None:
-    names = module_of(
-        plan_of(micro_batch=4, accumulation=3, precision=precision, offload_optimizer=on_host)
-    )
+def test_mixed_precision_trains_nearly_the_same(precision: str, on_host: str | None) -> None:
+    offload = {} if on_host is None else {on_host: True}
+    names = module_of(plan_of(micro_batch=4, accumulation=3, precision=precision, **offload))
     assert ("SCALER" in names) == (precision == "fp16")
     single = [{**batch, "x": batch["x"].float()} for batch in batches(*SIZES)]
     model = names["train"](lambda: make_model().float(), make_optimizer, loss_of, single)
@@ -203,6 +211,30 @@ def test_mixed_precision_trains_nearly_the_same(precision: str, on_host: bool) -
     pairs = zip(weights, plainly(), strict=True)
     apart = sum((mixed - plain).abs().mean() for mixed, plain in pairs) / len(weights)
     assert apart < 5e-3
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_zero_offload_clips_and_updates_fp32_weights_on_the_host(precision: str) -> None:
+    plan = plan_of(micro_batch=4, accumulation=3, precision=precision, zero_offload=True)
+    names = module_of(plan)
+    names["CLIP_GRAD_NORM"] = 1e-3
+    single = [{**batch, "x": batch["x"].float()} for batch in batches(12)]
+
+    def sgd(parameters: Any) -> Any:
+        return torch.optim.SGD(parameters, lr=1.0)
+
+    model, optimizer = names["prepare"](lambda: make_model().float(), sgd)
+    before = [p.detach().clone() for p in optimizer.there]
+    given = [p.detach().float() for p in make_model().parameters()]
+    assert all(torch.equal(p, q) for p, q in zip(before, given, strict=True))  # not rounded
+    names["train_step"](model, optimizer, loss_of, single[0])
+    moved = [q.detach() - p for p, q in zip(before, optimizer.there, strict=True)]
+    length = torch.cat([one.flatten() for one in moved]).norm()
+    assert float(length) == pytest.approx(1e-3, rel=1e-3)
+    assert all(
+        torch.equal(p.to(q.dtype), q)
+        for p, q in zip(optimizer.there, model.parameters(), strict=True)
+    )
 
 
 @whatever_it_takes
@@ -337,6 +369,7 @@ os._exit(0)  # a thread of gloo that drops a tensor while Python shuts down abor
     [
         {"sharding": "ddp", "checkpointing": "every-2", "offload_optimizer": True},
         {"sharding": "fsdp", "checkpointing": "blocks"},
+        {"sharding": "fsdp", "offload_optimizer": True},
         {"sharding": "hybrid"},
     ],
     ids=str,

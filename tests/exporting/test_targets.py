@@ -14,6 +14,7 @@ import pytest
 from planning.plans import plan_of
 
 from oomph.errors import UsageError
+from oomph.records.workload import holds_parameters_on_host
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -221,8 +222,10 @@ class TestDeepSpeed:
         assert taken.train_batch_size == plan.batch_size
         assert taken.gradient_clipping == 1.0
         assert taken.zero_config.overlap_comm is True
-        assert taken.zero_config.offload_param is None
-        assert (taken.zero_config.offload_optimizer is not None) == plan.variant.offload_optimizer
+        has_params = holds_parameters_on_host(plan.variant)
+        assert (taken.zero_config.offload_param is not None) == has_params
+        is_on_host = plan.variant.offload_optimizer or plan.variant.zero_offload
+        assert (taken.zero_config.offload_optimizer is not None) == is_on_host
         assert taken.float16_config.enabled == (plan.precision == "fp16")
         assert taken.bfloat16_config.enabled == (plan.precision in ("bf16", "pure-bf16"))
         assert taken.zero_config.stage == 3 or plan.variant.sharding in ("none", "ddp")

@@ -72,6 +72,7 @@ def _variants(draw: st.DrawFn) -> Variant:
         loss=draw(st.sampled_from(["as-is", "chunked"])),
         offload_activations=draw(st.booleans()),
         offload_optimizer=draw(st.booleans()),
+        zero_offload=draw(st.booleans()),
         adapters=typing.cast(Adapters, adapters),
         sharding=typing.cast(Sharding, sharding),
         num_gpus=num_gpus,

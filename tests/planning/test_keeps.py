@@ -120,6 +120,7 @@ def _as_asked(variant: dict[str, Any]) -> dict[str, Any]:
         for name, is_on in (
             ("activations", how.offload_activations),
             ("optimizer", how.offload_optimizer),
+            ("zero", how.zero_offload),
         )
         if is_on
     ]

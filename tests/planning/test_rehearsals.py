@@ -78,6 +78,14 @@ encoder_job = oomph.Workload(
     optimizer=lambda parameters: torch.optim.AdamW(parameters),
     batch_size=16,
 )
+clipped_job = oomph.Workload(
+    model=cnn,
+    batch=cnn_job.batch,
+    loss=cnn_job.loss,
+    optimizer=lambda parameters: torch.optim.AdamW(parameters),
+    batch_size=16,
+    clip_grad_norm=1.0,
+)
 decoder_job = oomph.Workload(
     model=decoder,
     batch=lambda n: {"input_ids": tokens(n), "labels": tokens(n)},
@@ -192,17 +200,28 @@ def test_every_pair_of_tricks_takes_what_a_rehearsal_of_it_says(tmp_path: Path) 
         ("optimizer-in-backward", "adafactor"),
         ("offload-activations", "bf16"),
         ("accumulation", "checkpointing"),
+        ("zero-offload", "bf16"),
+        ("zero-offload", "fp16"),
+        ("zero-offload", "accumulation"),
+        ("zero-offload", "checkpointing"),
+        ("zero-offload", "offload-activations"),
+        ("offload-optimizer", "fp16"),
     )
     assert_all_equal(found)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["cnn_job", "encoder_job", "decoder_job", "tied_job"])
+@pytest.mark.parametrize(
+    "job", ["cnn_job", "clipped_job", "encoder_job", "decoder_job", "tied_job"]
+)
 def test_every_pair_of_tricks_of_any_model_and_of_two_gpus_takes_what_a_rehearsal_says(
     job: str, tmp_path: Path
 ) -> None:
     found = held_against_rehearsals(job, tmp_path / "jobs.py", max_gpus=2)
-    assert_there_are(found, ("ddp", "bf16"), ("fsdp", "optimizer-in-backward"))
+    assert_there_are(found, ("ddp", "bf16"), ("ddp", "zero-offload"), ("fsdp", "bf16"))
+    assert_there_are(found, ("fsdp", "offload-optimizer"))
+    if job != "clipped_job":
+        assert_there_are(found, ("fsdp", "optimizer-in-backward"))
     if job == "decoder_job":
         assert_there_are(
             found, ("lora", "chunked-loss"), ("qlora", "optimizer-in-backward"), ("sdpa", "lora")

@@ -107,7 +107,7 @@ def test_memory_of_the_host_is_told_where_something_is_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     told = shown(replace(FITTING, host_bytes=2 * GIB, bus_bytes=4 * GIB), capsys)
-    assert "on the host 2.0 GiB, pinned; 4.0 GiB over the bus a step" in told
+    assert "on the host 2.0 GiB; 4.0 GiB over the bus a step" in told
     assert "on the host" not in shown(FITTING, capsys)
 
 

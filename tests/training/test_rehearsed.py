@@ -62,6 +62,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...]]] = {
     "in backward": ({}, {"optimizer_in_backward": True}, (1, EXAMPLES)),
     "activations": ({}, {"offload_activations": True}, (2, 3, EXAMPLES)),
     "optimizer": ({}, {"offload_optimizer": True}, (EXAMPLES,)),
+    "bf16": ({}, {"precision": "bf16"}, (EXAMPLES,)),
+    "zero bf16": ({}, {"precision": "bf16", "zero_offload": True}, (EXAMPLES,)),
+    "zero fp16": ({}, {"precision": "fp16", "zero_offload": True}, (EXAMPLES,)),
+    "fsdp": ({}, {"sharding": "fsdp", "num_gpus": 4}, (1,)),
+    "fsdp on host": ({}, {"sharding": "fsdp", "num_gpus": 4, "offload_optimizer": True}, (1,)),
     "lora": ({}, {"adapters": "lora"}, (EXAMPLES,)),
     "lora bf16": ({}, {"adapters": "lora", "precision": "pure-bf16"}, (EXAMPLES,)),
     "qlora": ({}, {"adapters": "qlora", "precision": "pure-bf16"}, (EXAMPLES,)),
@@ -188,6 +193,53 @@ def test_an_offloaded_optimizer_has_its_state_on_the_host(rehearsed: dict[str, T
         assert moved == parameter_bytes()
     assert any(op.name == "on_host" for op in trace.ops)
     assert peak_bytes(trace) <= peak_bytes(plain) - 2 * parameter_bytes()
+
+
+@pytest.mark.parametrize("name", ["zero bf16", "zero fp16"])
+def test_zero_offload_has_16_bits_on_the_gpu_and_18_bytes_a_parameter_on_the_host(
+    name: str, rehearsed: dict[str, Trace]
+) -> None:
+    plain, trace, num = rehearsed["bf16"], rehearsed[name], parameter_bytes() // 4
+    held = at_the_end(trace)
+    assert "optimizer" not in held
+    assert held["parameters"] == pytest.approx(2 * num, rel=0.01)
+    assert held["gradients"] == pytest.approx(2 * num, rel=0.01)
+    assert peak_bytes(trace) <= peak_bytes(plain) - (2 + 2 + 8) * num
+    # fp32 weights, gradients and two states, and 16 bits of each that pass the bus.
+    expected = 18 * num
+    assert expected <= trace.host_peak_bytes <= expected + 3 * VOCABULARY * WIDTH * 4
+    for way in ("copy_to_host", "copy_from_host"):
+        moved = sum(op.moved_bytes for op in trace.ops if op.name == way)
+        assert moved == pytest.approx(2 * num, rel=0.01)
+
+
+def test_the_host_reads_and_writes_what_adam_does(rehearsed: dict[str, Trace]) -> None:
+    """Its fused step reads a weight, a gradient and two states, and writes all four."""
+    steps = [op for op in rehearsed["optimizer"].ops if op.name == "on_host"]
+    moved = sum(op.moved_bytes for op in steps)
+    assert moved == pytest.approx(2 * 4 * parameter_bytes(), rel=1e-5)  # and its counters
+    assert {op.phase for op in steps} == {"step"}
+
+
+def test_fsdp_on_the_host_keeps_nothing_on_the_gpu_between_steps(
+    rehearsed: dict[str, Trace],
+) -> None:
+    plain, trace, shard = rehearsed["fsdp"], rehearsed["fsdp on host"], parameter_bytes() // 4
+    held = at_the_end(trace)
+    assert at_the_end(plain)["optimizer"] == 2 * shard
+    assert not {"optimizer", "gradients"} & held.keys()
+    assert held["parameters"] < 0.01 * shard  # buffers
+    assert peak_bytes(plain) - 4 * shard <= peak_bytes(trace) <= peak_bytes(plain) - 2 * shard
+    # Parameters, gradients and two states, and temporaries of a step in a loop.
+    assert 4 * shard <= trace.host_peak_bytes <= 4 * shard + 3 * VOCABULARY * WIDTH
+    moved = {
+        way: sum(op.moved_bytes for op in trace.ops if op.name == way)
+        for way in ("copy_to_host", "copy_from_host")
+    }
+    assert moved["copy_to_host"] == shard  # gradients
+    # Shards for forward, and for backward those of the blocks, which FSDP frees in between.
+    root = 2 * VOCABULARY * WIDTH + WIDTH * 4 // 4
+    assert moved["copy_from_host"] == pytest.approx(2 * shard - root, rel=0.02)
 
 
 def test_adapters_alone_have_gradients_and_states(rehearsed: dict[str, Trace]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from oomph.records.workload import Sharding, Variant
@@ -28,11 +30,10 @@ def test_packed_weights_are_not_divided(sharding: Sharding, is_possible: bool) -
     assert (against(variant) == "") == is_possible
 
 
-@pytest.mark.parametrize(
-    ("sharding", "is_possible"), [("ddp", True), ("fsdp", False), ("hybrid", False)]
-)
-def test_an_optimizer_that_is_divided_is_not_offloaded(
-    sharding: Sharding, is_possible: bool
-) -> None:
+@pytest.mark.parametrize("sharding", ["fsdp", "hybrid"])
+def test_what_fsdp_keeps_on_the_host_has_no_loss_scaler(sharding: Sharding) -> None:
     variant = Variant(micro_batch=2, offload_optimizer=True, sharding=sharding, num_gpus=4)
-    assert (against(variant) == "") == is_possible
+    assert against(variant) == ""
+    assert against(replace(variant, precision="bf16")) == ""
+    assert "loss scaler" in against(replace(variant, precision="fp16"))
+    assert "loss scaler" not in against(replace(variant, precision="fp16", sharding="ddp"))

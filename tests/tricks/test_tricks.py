@@ -26,6 +26,7 @@ ON: dict[str, dict[str, Any]] = {
     "hybrid": {"num_gpus": 4, "sharding": "hybrid"},
     "offload-activations": {"offload_activations": True},
     "offload-optimizer": {"offload_optimizer": True},
+    "zero-offload": {"zero_offload": True},
     "tf32": {"precision": "tf32"},
     "bf16": {"precision": "bf16"},
     "fp16": {"precision": "fp16"},

@@ -283,7 +283,11 @@ def test_a_prediction_of_the_recommended_plan_says_the_same_and_rehearses_nothin
     monkeypatch.setattr("oomph.rehearsing.traces.trace", None)
     monkeypatch.setattr("oomph.rehearsing.traces.with_rehearser", None)
     variant = plans.best.variant
-    offload = {"activations": variant.offload_activations, "optimizer": variant.offload_optimizer}
+    offload = {
+        "activations": variant.offload_activations,
+        "optimizer": variant.offload_optimizer,
+        "zero": variant.zero_offload,
+    }
     alone = oomph.predict(
         workload,
         gpu=GPU,

@@ -125,9 +125,10 @@ def _add_tricks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offload",
         action="append",
-        choices=("activations", "optimizer"),
+        choices=("activations", "optimizer", "zero"),
         default=[],
-        help="keep these in host memory (may be given twice)",
+        help="keep these in host memory (may be given twice); zero is ZeRO-Offload: the optimizer"
+        " with fp32 weights there, and 16-bit weights on the GPU",
     )
     parser.add_argument(
         "--adapters",

@@ -21,6 +21,8 @@ from oomph.tricks.trick import contradiction_in, to_put_on
 if TYPE_CHECKING:
     from oomph.tricks.definition import Fragment
 
+_STANDARD = ("contextlib", "weakref", "collections", "typing")  # of Python itself
+
 _BATCHES = '''
 def with_tensors(batch, change):
     """The batch with every tensor in it changed, in tuples, lists and mappings too."""
@@ -171,9 +173,12 @@ class _Loop:
         own = ["import os", "from collections.abc import Mapping"]
         if self.needs_blocks and not self.block_names:
             own.append("from collections import Counter")
-        standard = [*own, *(line for line in added if line == "import contextlib")]
+        future = [line for line in added if line.split()[1] == "__future__"]
+        standard = [*own, *(line for line in added if line.split()[1] in _STANDARD)]
+        added = [line for line in added if line not in future]
         others = ["import torch", *(line for line in added if line not in standard)]
-        parts = [_by_module(standard), [""], self.lines("environment"), _by_module(others)]
+        head = [*future, ""] if future else []
+        parts = [head, _by_module(standard), [""], self.lines("environment"), _by_module(others)]
         return "\n".join(line for lines in parts for line in lines)
 
     def constants(self) -> str:
@@ -265,10 +270,13 @@ class _Loop:
         if self.variant.optimizer_in_backward:
             return ["# Every parameter has been updated: backward did it."]
         is_scaled = self.variant.precision == "fp16"
+        has_masters = self.variant.zero_offload  # the gradients that count are the host's
+        clipped = "optimizer.there" if has_masters else "model.parameters()"
         return [
+            *(["optimizer.take()"] if has_masters else []),
             "if CLIP_GRAD_NORM is not None:",
             *(["    SCALER.unscale_(optimizer)"] if is_scaled else []),
-            "    torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM)",
+            f"    torch.nn.utils.clip_grad_norm_({clipped}, CLIP_GRAD_NORM)",
             *(["SCALER.step(optimizer)", "SCALER.update()"] if is_scaled else ["optimizer.step()"]),
             "optimizer.zero_grad(set_to_none=True)",
         ]

@@ -14,7 +14,7 @@ from typing import Any
 
 from oomph.errors import UsageError
 from oomph.exporting.launch import spread
-from oomph.records.workload import Variant, divides_parameters
+from oomph.records.workload import Variant, divides_parameters, holds_parameters_on_host
 from oomph.tricks.trick import to_put_on
 
 _LAUNCHERS = ("torchrun", "slurm", "sge")
@@ -264,6 +264,9 @@ def deepspeed_config(variant: Variant, config: object = None) -> dict[str, Any]:
     is_pure = variant.precision == "pure-bf16"
     pure = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     offload = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    is_on_host = variant.offload_optimizer or variant.zero_offload
+    if holds_parameters_on_host(variant):
+        offload["offload_param"] = {"device": "cpu", "pin_memory": True}
     planned = {
         "train_batch_size": variant.batch_size,
         "train_micro_batch_size_per_gpu": variant.micro_batch,
@@ -272,7 +275,7 @@ def deepspeed_config(variant: Variant, config: object = None) -> dict[str, Any]:
         "fp16": {"enabled": variant.precision == "fp16"},
         "zero_optimization": {
             "stage": _stage(variant),
-            **(offload if variant.offload_optimizer else {}),
+            **(offload if is_on_host else {}),
         },
     }
     if variant.checkpointing != "none":
@@ -285,7 +288,7 @@ def deepspeed_config(variant: Variant, config: object = None) -> dict[str, Any]:
     zero = mine.get("zero_optimization")
     if isinstance(zero, dict):  # the plan decides what is offloaded
         zero.pop("offload_param", None)
-        if not variant.offload_optimizer:
+        if not is_on_host:
             zero.pop("offload_optimizer", None)
     return merged_with(mine, planned)
 
@@ -295,4 +298,5 @@ def _stage(variant: Variant) -> int:
         return 3  # parameters, gradients and state are sharded
     # Stage 0 can neither offload nor omit the fp32 weights. Stage 1 shards the state; on one GPU
     # the shard is all of it.
-    return 1 if variant.offload_optimizer or variant.precision == "pure-bf16" else 0
+    is_on_host = variant.offload_optimizer or variant.zero_offload
+    return 1 if is_on_host or variant.precision == "pure-bf16" else 0

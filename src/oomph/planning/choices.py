@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from oomph.tricks.definition import Definition, Request
 
 _FRIENDLY = 8  # judgement: tensor cores and warps prefer multiples of 8 (NVIDIA's GEMM guide)
-_OF_FSDP = "FSDP offloads with its own CPUOffloadPolicy, which oomph cannot rehearse"
 # These depend on the number of GPUs, so they are chosen together and not setting by setting.
 _OF_SPLIT = ("sharding", "num_gpus", "micro_batch", "accumulation")
 _SETTINGS = tuple(one for one in fields(Variant) if one.name not in _OF_SPLIT)
@@ -116,8 +115,6 @@ class _Chooser:
             self.note(f"more than {numbers[-1]} GPUs", why)
         every: tuple[Sharding, ...] = get_args(Sharding)
         kinds = [kind for kind in every if kind in BY_NAME and self.may(BY_NAME[kind])]
-        if {"fsdp", "hybrid"} & {*kinds} and "offload-optimizer" not in self.request.forbid:
-            self.note("offload-optimizer with fsdp or hybrid", _OF_FSDP)
         found = ((k, number) for number in numbers for k in kinds if can_share(k, number))
         return (("none", 1), *found)
 

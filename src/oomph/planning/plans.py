@@ -261,6 +261,7 @@ def _usual(variant: Variant) -> Variant:
         optimizer_in_backward=False,
         offload_activations=False,
         offload_optimizer=False,
+        zero_offload=False,
     )
 
 

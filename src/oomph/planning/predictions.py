@@ -33,7 +33,7 @@ _CHOICES = {
     "attention": ("as-is", "sdpa"),
     "loss": ("as-is", "chunked"),
     "adapters": ("none", "lora", "qlora"),
-    "offload": ("activations", "optimizer"),
+    "offload": ("activations", "optimizer", "zero"),
 }
 
 

@@ -21,7 +21,7 @@ from oomph.predicting.scaling import AffineTrace, NotAffine, OpSlope, affine, or
 from oomph.records.generation import DEFAULT_BYTES_PER_S, DEFAULT_MATMUL_FLOPS
 from oomph.records.plan import PlanOptions
 from oomph.records.trace import Op, Trace
-from oomph.records.workload import Possible, Variant, grid_of
+from oomph.records.workload import Possible, Variant, grid_of, holds_parameters_on_host
 from oomph.tricks.definition import Request
 from oomph.tricks.trick import tricks_on
 
@@ -130,8 +130,8 @@ def pairs_in(rehearsed: Rehearsed) -> str | None:
 
 
 def _is_plain(settings: PassSettings) -> bool:
-    others = settings.loss, settings.checkpointing, settings.adapters, settings.in_backward
-    return others == ("as-is", "none", "none", "") and not settings.offload_activations
+    others = settings.loss, settings.checkpointing, settings.adapters, settings.has_step
+    return others == ("as-is", "none", "none", False) and not settings.offload_activations
 
 
 def first_look(rehearser: Rehearser) -> Rehearsed:
@@ -246,7 +246,7 @@ def missing(
         settings, step = pass_settings_of(variant), step_of(variant)
         if settings not in known and settings not in passes:
             passes[settings] = variant_for_passes(variant, settings.only_at or _SMALL)
-        if settings.in_backward:  # backward includes the step
+        if settings.has_step:
             continue
         if step not in rehearsed.steps and step not in steps and step not in rehearsed.failed:
             steps[step] = _variant_for_step(variant)
@@ -264,8 +264,8 @@ def variant_for_passes(variant: Variant, micro_batch: int) -> Variant:
         variant,
         micro_batch=micro_batch,
         accumulation=2 if settings.accumulates else 1,
-        optimizer=settings.in_backward or "as-is",
-        offload_optimizer=False,
+        optimizer=settings.in_backward or settings.on_host or "as-is",
+        offload_optimizer=holds_parameters_on_host(variant),
         expandable_segments=False,
         precision="fp32" if variant.precision == "tf32" else variant.precision,
     )
@@ -282,6 +282,7 @@ def _variant_for_step(variant: Variant) -> Variant:
         loss="as-is",
         optimizer_in_backward=False,
         offload_activations=False,
+        zero_offload=False,
         expandable_segments=False,
     )
 

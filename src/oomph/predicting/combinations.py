@@ -32,7 +32,7 @@ from oomph.predicting.speed import (
     step_seconds,
 )
 from oomph.records.gpu_model import GpuModel
-from oomph.records.workload import Variant
+from oomph.records.workload import Variant, holds_parameters_on_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -290,6 +290,9 @@ class PassSettings(NamedTuple):
     adapters: str
     offload_activations: bool
     in_backward: str  # the optimizer that steps in backward; empty if it steps after it
+    # The optimizer on the host, if that changes the passes, too: ZeRO-Offload's weights have 16
+    # bits, and FSDP's are on the host.
+    on_host: str
     sharding: str
     num_gpus: int
     # The only micro-batch it is valid for; 0: all from 2 on. A single example has a structure of
@@ -303,6 +306,11 @@ class PassSettings(NamedTuple):
     def accumulates(self) -> bool:
         """Return whether it was rehearsed with two micro-steps."""
         return not self.in_backward and not self.is_sent_at_once
+
+    @property
+    def has_step(self) -> bool:
+        """Return whether the optimizer's step was rehearsed with these passes."""
+        return bool(self.in_backward or self.on_host)
 
 
 class Step(NamedTuple):
@@ -318,6 +326,7 @@ class Step(NamedTuple):
 
 def pass_settings_of(variant: Variant) -> PassSettings:
     is_alone = variant.micro_batch == 1 or variant.offload_activations
+    is_on_host = variant.zero_offload or holds_parameters_on_host(variant)
     return PassSettings(
         precision="fp32" if variant.precision == "tf32" else variant.precision,
         checkpointing=variant.checkpointing,
@@ -326,6 +335,7 @@ def pass_settings_of(variant: Variant) -> PassSettings:
         adapters=variant.adapters,
         offload_activations=variant.offload_activations,
         in_backward=variant.optimizer if variant.optimizer_in_backward else "",
+        on_host=variant.optimizer if is_on_host else "",
         sharding=variant.sharding,
         num_gpus=variant.num_gpus,
         only_at=variant.micro_batch if is_alone else 0,
@@ -384,7 +394,7 @@ class Combinations:
     def knows(self, variant: Variant) -> bool:
         """Return whether all parts of the variant were rehearsed."""
         settings = pass_settings_of(variant)
-        is_whole = bool(settings.in_backward) or step_of(variant) in self.steps
+        is_whole = settings.has_step or step_of(variant) in self.steps
         return settings in self.pass_footprints and is_whole
 
     # ---- memory
@@ -402,7 +412,7 @@ class Combinations:
     def _has_step(self, settings: PassSettings, step: Step) -> bool:
         """Return whether the passes include the optimizer's step, as alternating steps must."""
         is_as_given = step.optimizer == "as-is" and not step.offload_optimizer
-        return bool(settings.in_backward) or (is_as_given and not self.adds_up)
+        return settings.has_step or (is_as_given and not self.adds_up)
 
     def _with_one_micro_step(self, found: Footprint) -> Footprint:
         return without_accumulation(found) if self.adds_up else found
@@ -462,7 +472,9 @@ class Combinations:
 
     def host_bytes(self, variant: Variant) -> int:
         """Return the host memory of what was offloaded."""
-        parts = self.pass_footprints[pass_settings_of(variant)], self.steps.get(step_of(variant))
+        settings = pass_settings_of(variant)
+        step = None if settings.has_step else self.steps.get(step_of(variant))
+        parts = self.pass_footprints[settings], step
         return sum(part.host_bytes_at(variant.micro_batch) for part in parts if part is not None)
 
     # ---- time

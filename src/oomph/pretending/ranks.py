@@ -15,9 +15,18 @@ import torch
 from torch import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
+from oomph.pretending.factories import move_of
 from oomph.pretending.patches import Patches
 from oomph.pretending.streams import Now
-from oomph.pretending.tensors import Recorder, note_transfer, suspended
+from oomph.pretending.tensors import (
+    HOST,
+    Disguise,
+    Recorder,
+    hosted_like,
+    is_pretended,
+    note_transfer,
+    suspended,
+)
 from oomph.records.trace import Op
 from oomph.units import MIB
 
@@ -25,13 +34,19 @@ GATHERED = "gathered parameters"  # the op name of their allocations
 
 
 @contextlib.contextmanager
-def one_of(num_ranks: int, recorder: Recorder) -> Iterator[None]:
-    """Set up a world of `num_ranks` ranks, with this process as the first."""
+def one_of(num_ranks: int, recorder: Recorder, *, is_on_host: bool = False) -> Iterator[None]:
+    """Set up a world of `num_ranks` ranks, with this process as the first.
+
+    With `is_on_host`, FSDP keeps its shards on the host.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     distributed.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
     try:
-        with local_parts_are_seen(recorder):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(local_parts_are_seen(recorder))
+            if is_on_host:
+                stack.enter_context(_moved_to_the_host(recorder))
             yield
     finally:
         distributed.destroy_process_group()
@@ -65,6 +80,65 @@ def local_parts_are_seen(recorder: Recorder) -> Iterator[None]:
     patches.put(ShardingPropagator, _propagate_tensor_meta_non_cached=propagate_unseen)
     patches.put(torch.UntypedStorage, resize_=resize_and_note)
     recorder.unfolded = frozenset({DTensor})
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+@contextlib.contextmanager
+def _moved_to_the_host(recorder: Recorder) -> Iterator[None]:
+    """Let tensors that FSDP moves to the host stand for host memory, and those it moves back.
+
+    Elsewhere what a script copies to the host becomes real, so that it can be read.
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    from torch.distributed.tensor import DTensor
+
+    base: Any = torch.Tensor
+    to_before, device_before, is_cuda_before = base.to, base.device, base.is_cuda
+
+    def is_on_host(tensor: torch.Tensor) -> bool:
+        part = local_part(tensor)
+        return is_pretended(part) and part.untyped_storage()._cdata in Disguise.hosted
+
+    def moved(tensor: torch.Tensor, to_host: bool) -> Any:
+        if is_on_host(tensor) == to_host:
+            return tensor
+        if to_host:
+            with _disable_current_modes():  # no request to the GPU's allocator
+                made = hosted_like(recorder, tensor)
+        else:  # `empty_like` of what is on the host would be on the host
+            made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
+        return made.copy_(tensor)
+
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        device, dtype, _ = move_of(args, kwargs)
+        is_move = device is not None and dtype is None and not Disguise.suspended
+        if is_move and str(device).startswith("cpu") and is_on_host(tensor):
+            return tensor
+        if not is_move or isinstance(tensor, DTensor) or not is_pretended(tensor):
+            return to_before(tensor, *args, **kwargs)
+        return moved(tensor, to_host=str(device).startswith("cpu"))
+
+    def device(tensor: torch.Tensor) -> Any:
+        is_hosted_part = isinstance(tensor, DTensor) and not Disguise.suspended
+        return HOST if is_hosted_part and is_on_host(tensor) else device_before.__get__(tensor)
+
+    def is_cuda(tensor: torch.Tensor) -> Any:
+        is_hosted_part = isinstance(tensor, DTensor) and is_on_host(tensor)
+        return False if is_hosted_part else is_cuda_before.__get__(tensor)
+
+    patches = Patches()
+    patches.put(
+        torch.Tensor,
+        to=to,
+        cpu=lambda tensor, *_, **__: moved(tensor, to_host=True),
+        device=property(device),
+        is_cuda=property(is_cuda),
+    )
+    # It would find the wrapper of a shard on `meta`.
+    patches.put(FSDPParamGroup, _validate_cpu_offload_params=lambda _: None)
     try:
         yield
     finally:

@@ -432,7 +432,9 @@ def run_on_host(recorder: Recorder, behaviour: Any, function: Any, args: Any, kw
         note_on_host(recorder, name, tensors_in((args[0],)))
         return args[0] if behaviour.returns else None
     if behaviour.updated or behaviour.name in _COPIES or behaviour.name.endswith("_"):
-        note_on_host(recorder, "on_host", tensors_in((args, kwargs)), tensors_in((args[0],)))
+        read = args[1:] if behaviour.name in _COPIES else args
+        written = tuple(args[i] for i in behaviour.updated if i < len(args)) or args[:1]
+        note_on_host(recorder, "on_host", tensors_in((read, kwargs)), tensors_in(written))
         return args[0] if behaviour.returns else None
     with suspended():
         out = function(*args, **kwargs)
@@ -479,7 +481,12 @@ def _empty_on_host(recorder: Recorder, _: Any, __: Any, args: Any, ___: Any) -> 
     like = args[0]
     if not is_pretended(like):
         return NotImplemented
-    out = empty(like.shape, dtype=like.dtype, device=META)
+    return hosted_like(recorder, like, args[1] if len(args) > 1 else None)
+
+
+def hosted_like(recorder: Recorder, like: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
+    """Return a tensor of the same shape that stands for host memory."""
+    out = empty(like.shape, dtype=dtype or like.dtype, device=META)
     recorder.host.hold(out)
     return out
 

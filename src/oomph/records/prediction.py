@@ -52,7 +52,7 @@ class Prediction:
     by_category: Mapping[Category, int]  # of the live tensors at the peak
     by_module: Mapping[str, int]  # the largest first
     peak_at: Moment
-    host_bytes: int = 0  # pinned host memory for what is offloaded
+    host_bytes: int = 0  # host memory for what is offloaded
     bus_bytes: int = 0  # between GPU and host in one optimizer step
     step_s: float | None  # one optimizer step, including accumulation
     step_low_s: float | None  # nine of ten measured steps lie between these two

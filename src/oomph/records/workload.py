@@ -108,6 +108,7 @@ class Variant:
     channels_last: bool = False  # images as height x width x channels in memory
     offload_activations: bool = False  # saved tensors wait in host memory
     offload_optimizer: bool = False  # the optimizer's state and step are on the host
+    zero_offload: bool = False  # 16-bit weights on the GPU, fp32 ones and the step on the host
     adapters: Adapters = "none"
     sharding: Sharding = "none"
     num_gpus: int = 1
@@ -193,6 +194,11 @@ def grid_of(variant: Variant) -> tuple[int, int]:
 
 def divides_parameters(variant: Variant) -> bool:
     return variant.sharding in ("fsdp", "hybrid")
+
+
+def holds_parameters_on_host(variant: Variant) -> bool:
+    """Return whether FSDP keeps its shards on the host, with gradients and optimizer."""
+    return divides_parameters(variant) and variant.offload_optimizer
 
 
 def casts_parameters(variant: Variant) -> bool:

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,10 +27,17 @@ from oomph.errors import UsageError
 from oomph.pretending import autocast, branches, cuda, ranks, streams, tensors
 from oomph.pretending.ranks import Buckets
 from oomph.records.trace import Phase, Trace
-from oomph.records.workload import Variant, Workload, casts_parameters, divides_parameters
+from oomph.records.workload import (
+    Variant,
+    Workload,
+    casts_parameters,
+    divides_parameters,
+    holds_parameters_on_host,
+)
 from oomph.rehearsing.building import build, materialise, without_memory
 from oomph.rehearsing.recorder import ModuleStack, Recorder, labelled
 from oomph.tricks.apply import around_forward, put_on_built, put_on_model, put_on_optimizer
+from oomph.tricks.offload_optimizer import scaler_on_host, to_clip
 from oomph.tricks.optimizer_in_backward import wants_closure
 from oomph.tricks.trick import contradiction_in
 
@@ -105,7 +113,10 @@ def rehearse(
     tensors.Disguise.real, tensors.Disguise.give = recorder.real, recorder.shadows.give
     streams.Now.begin(partial(ranks.note_wait, recorder))
     divides = divides_parameters(variant)
-    world = ranks.one_of(variant.num_gpus, recorder) if divides else contextlib.nullcontext()
+    is_on_host = holds_parameters_on_host(variant)
+    world: AbstractContextManager[None] = contextlib.nullcontext()
+    if divides:
+        world = ranks.one_of(variant.num_gpus, recorder, is_on_host=is_on_host)
     try:
         with recorder, autocast.guard(), world, _progress_shown(recorder):
             return _Rehearsal(workload, variant, recorder, is_step_alone).run()
@@ -173,7 +184,7 @@ class _Rehearsal:
             parameter.register_post_accumulate_grad_hook(self._note_gradient)
         self.optimizer = put_on_optimizer(self.workload.optimizer, parameters, variant)
         _check_optimizer(self.optimizer)
-        self.scaler = torch.amp.GradScaler("cuda") if variant.precision == "fp16" else None
+        self.scaler = scaler_on_host("cuda") if variant.precision == "fp16" else None
         self.model.register_forward_hook(self._note_outputs)
         step_starts: list[int] = []
         with ModuleStack() as stack:
@@ -242,7 +253,8 @@ class _Rehearsal:
             self._enter("clip")
             if self.scaler:
                 self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.workload.clip_grad_norm)
+            clipped = to_clip(self.model.parameters(), [self.optimizer])
+            torch.nn.utils.clip_grad_norm_(clipped, self.workload.clip_grad_norm)
         self._enter("step")
         if self.scaler:
             self.scaler.step(self.optimizer)

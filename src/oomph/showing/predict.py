@@ -52,7 +52,7 @@ def print_prediction(
     if prediction.host_bytes:
         print_prose(
             console,
-            f"on the host {format_bytes(prediction.host_bytes)}, pinned;"
+            f"on the host {format_bytes(prediction.host_bytes)};"
             f" {format_bytes(prediction.bus_bytes)} over the bus a step",
         )
     _print_modules(console, prediction)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NoReturn, cast
@@ -20,6 +20,7 @@ from oomph.training.rollback import OwnRollback, on_host
 from oomph.training.split_check import OnDifference
 from oomph.training.update import SignalsHeld, Update
 from oomph.tricks import apply
+from oomph.tricks.offload_optimizer import knows_host, optimizer_on_host, scaler_on_host
 
 Loss = Callable[[Any, Batch], Any]  # (model, batch) -> a scalar; the user's function
 
@@ -76,12 +77,24 @@ def _no_loss(_: Any, __: Batch) -> NoReturn:
 
 
 def scaler_for(
-    model: nn.Module, precision: Precision, given: torch.amp.GradScaler | None
+    model: nn.Module,
+    precision: Precision,
+    given: torch.amp.GradScaler | None,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
 ) -> torch.amp.GradScaler | None:
     """Return the loss scaler to use: the user's, or a new one for fp16; None if none is enabled."""
     if given is None and precision == "fp16":
-        given = torch.amp.GradScaler(device_kind(model))
-    return given if given is not None and given.is_enabled() else None
+        is_on_host = any(map(optimizer_on_host, optimizers))
+        given = (scaler_on_host if is_on_host else torch.amp.GradScaler)(device_kind(model))
+    if given is None or not given.is_enabled():
+        return None
+    if any(map(optimizer_on_host, optimizers)) and not knows_host(given):
+        raise UsageError(
+            "this loss scaler finds no gradients",
+            because="it looks for them in the optimizer, which is on the host",
+            attempt='Stepper(...) without scaler=: with precision="fp16" it makes one',
+        )
+    return given
 
 
 class StepAttempts(Attempts):

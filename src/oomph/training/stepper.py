@@ -105,7 +105,7 @@ class Stepper:
             model, variant, plan, micro_batch, last_resorts, say or _log.warning
         )
         say, splits = self._recovery.say, self._recovery.splits
-        scaler = scaler_for(model, variant.precision, scaler)
+        scaler = scaler_for(model, variant.precision, scaler, optimizers)
         self._division = Division(
             weight, whole=whole, split=split, count=count, batch_dim=batch_dim
         )

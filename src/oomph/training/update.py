@@ -25,6 +25,7 @@ from oomph.out_of_memory import is_out_of_memory
 from oomph.training.ranks import Answer, At, Ranks
 from oomph.training.recovery import half_updated, if_memory_allows, release, text_of, tried_twice
 from oomph.training.rollback import on_host, parameters_of
+from oomph.tricks.offload_optimizer import to_clip
 
 Copies = Literal["first", "always", "never"]
 _HALF = "oomph: some parameters may have been updated and others not. Load the last checkpoint."
@@ -146,7 +147,7 @@ class Update:
         if self._scaler:
             for optimizer in self.optimizers:
                 self._scaler.unscale_(optimizer)
-        parameters = self._parameters()
+        parameters = to_clip(self._parameters(), self.optimizers)
         return tried_twice(lambda: torch.nn.utils.clip_grad_norm_(parameters, most))
 
     # ---- the optimizer step --------------------------------------------------------------------

@@ -20,7 +20,7 @@ from oomph.errors import UsageError
 from oomph.records.plan import Plan
 from oomph.records.workload import Possible, Variant, check_optimizer
 from oomph.tricks.blocks import named_blocks
-from oomph.tricks.definition import MakeOptimizer
+from oomph.tricks.definition import Definition, MakeOptimizer
 from oomph.tricks.sdpa import attention_is
 from oomph.tricks.trick import TRICKS, to_put_on
 
@@ -37,6 +37,8 @@ def apply(
     """
     variant = plan.variant
     for trick in to_put_on(variant):
+        _check_it_is_whole(trick, has_optimizer=make_optimizer is not None)
+    for trick in to_put_on(variant):
         trick.before_cuda()
     set_precision(variant)
     put_on_built(model, variant)
@@ -51,6 +53,15 @@ def apply(
     optimizer = put_on_optimizer(make_optimizer, parameters, variant)
     _prepared.add(optimizer)
     return model, optimizer
+
+
+def _check_it_is_whole(trick: Definition, *, has_optimizer: bool) -> None:
+    if trick.needs_optimizer and not has_optimizer:
+        raise UsageError(
+            f"{trick.name} cannot be applied to a model alone",
+            because="an optimizer of your own would train other weights than the plan's",
+            attempt="model, optimizer = oomph.apply(plan, model, make_optimizer)",
+        )
 
 
 def put_on_made(

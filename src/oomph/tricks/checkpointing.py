@@ -190,6 +190,30 @@ def _what(variant: Variant) -> str:
     return f"recompute in backward the {text.replace(':', ' ')}"
 
 
+def code_of(variant: Variant) -> str:
+    """Return the line of Python that recomputes these blocks, and nothing else."""
+    text = variant.checkpointing
+    listed = listed_blocks(text)
+    names = "plan.block_names"
+    if listed is not None:
+        names = f"[{names}[number] for number in {listed}]"
+    elif text.startswith("every-"):
+        names = f"{names}[::{text.removeprefix('every-')}]"
+    options = "use_reentrant=False"
+    if text == "selective":
+        kept = ", ".join(map(repr, KEPT))
+        ops = f"[getattr(torch.ops.aten, name).default for name in ({kept})]"
+        options += f", context_fn=partial(create_selective_checkpoint_contexts, {ops})"
+    return (
+        f"for block in map(model.get_submodule, {names}):"
+        f" block.forward = partial(torch.utils.checkpoint.checkpoint, block.forward, {options})"
+    )
+
+
+def _code(variant: Variant) -> str:
+    return f"oomph.apply; or, without BatchNorm: {code_of(variant)}"
+
+
 def _by_hand(variant: Variant, target: str) -> list[str]:
     text = variant.checkpointing
     is_fsdps = text == "blocks" and target == "accelerate" and divides_parameters(variant)
@@ -197,16 +221,14 @@ def _by_hand(variant: Variant, target: str) -> list[str]:
     if target == "code" or is_hfs or is_fsdps:
         return []
     if text == "selective":
-        contexts = "create_selective_checkpoint_contexts; plan.to_code() has it"
-        return [f"selective checkpointing: torch.utils.checkpoint with context_fn={contexts}"]
-    if text == "blocks":
+        which = "what is cheap in every block"
+    elif text == "blocks":
         which = "every block"
     elif text.startswith("every-"):
         which = f"every block of number n * {text.removeprefix('every-')}"
     else:
         which = f"the blocks {text.removeprefix('blocks:')} only"
-    wrapped = "torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False"
-    return [f"checkpointing: block.forward = functools.partial({wrapped}) on {which}"]
+    return [f"checkpointing of {which}: {_code(variant)}"]
 
 
 _RECOMPUTE = '''
@@ -217,26 +239,44 @@ def recompute(block):
     def recomputed(*args, **kwargs):
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint({arguments})
+        return checkpoint(
+            forward, *args, use_reentrant=False, context_fn=lambda: contexts(block), **kwargs
+        )
 
     block.forward = recomputed
 '''
-_ARGUMENTS = "forward, *args, use_reentrant=False, **kwargs"
-_SELECTIVE_ARGUMENTS = """
-            forward,
-            *args,
-            use_reentrant=False,
-            context_fn=lambda: create_selective_checkpoint_contexts(keep_expensive_ops),
-            **kwargs,
-        """
+_CONTEXTS = '''
+def contexts(block):
+    """What runs around a block's forward, and around its recomputation."""
+    forward, again = {contexts}
+    every = [m for m in block.modules() if isinstance(m, torch.nn.modules.batchnorm._NormBase)]
+    norms = [norm for norm in every if norm.track_running_stats]
+    return forward, statistics_kept(norms, again) if norms else again
+
+
+@contextlib.contextmanager
+def statistics_kept(norms, again):
+    """BatchNorm does not count a batch a second time when it is recomputed."""
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    try:
+        for norm in norms:
+            norm.momentum, norm.num_batches_tracked = 0.0, None
+        with again:
+            yield
+    finally:
+        for norm, (momentum, count) in zip(norms, before):
+            norm.momentum, norm.num_batches_tracked = momentum, count
+'''
 _SELECTIVE = '''
 def keep_expensive_ops(_context, op, *_args, **_kwargs):
     """Matrix products, convolutions and attention are kept; the rest is cheap to run again."""
-    expensive = ("mm", "addmm", "bmm", "baddbmm", "convolution")
-    name = op.name().removeprefix("aten::").split(".")[0]
-    is_expensive = name in expensive or name.startswith("_scaled_dot_product")
+    is_expensive = op.name().split(".")[0] in EXPENSIVE
     return CheckpointPolicy.MUST_SAVE if is_expensive else CheckpointPolicy.PREFER_RECOMPUTE
 '''
+_NO_CACHE = [
+    'if getattr(getattr(model, "config", None), "use_cache", False):',
+    "    model.config.use_cache = False  # a recomputation would fill it a second time",
+]
 _SELECTIVE_IMPORT = """from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -247,9 +287,11 @@ _SELECTIVE_IMPORT = """from torch.utils.checkpoint import (
 def _in_code(variant: Variant) -> Fragment:
     text = variant.checkpointing
     is_selective = text == "selective"
-    arguments = _SELECTIVE_ARGUMENTS if is_selective else _ARGUMENTS
-    recompute = _RECOMPUTE.replace("{arguments}", arguments)
-    plain = "from torch.utils.checkpoint import checkpoint"
+    made = "create_selective_checkpoint_contexts(keep_expensive_ops)"
+    plain = "contextlib.nullcontext(), contextlib.nullcontext()"
+    contexts = _CONTEXTS.replace("{contexts}", made if is_selective else plain)
+    imported = "from torch.utils.checkpoint import checkpoint"
+    expensive = ["EXPENSIVE = (", *(f'    "aten::{name}",' for name in KEPT), ")"]
     listed = listed_blocks(text)
     if listed is not None:
         lines = [
@@ -261,10 +303,14 @@ def _in_code(variant: Variant) -> Fragment:
         every = f"[::{text.removeprefix('every-')}]" if text.startswith("every-") else ""
         lines = [f"for block in blocks_of(model){every}:", "    recompute(block)"]
     return Fragment(
-        imports=[_SELECTIVE_IMPORT if is_selective else plain],
-        functions=[_SELECTIVE, recompute] if is_selective else [recompute],
+        imports=["import contextlib", _SELECTIVE_IMPORT if is_selective else imported],
+        constants=expensive if is_selective else [],
+        functions=[*([_SELECTIVE] if is_selective else []), contexts, _RECOMPUTE],
         needs_blocks=True,
-        on_model=lines,
+        on_model=[
+            *_NO_CACHE,
+            *lines,
+        ],
     )
 
 
@@ -273,7 +319,7 @@ CHECKPOINTING = Definition(
     stability="same",
     setting="checkpointing",
     what=_what,
-    code="torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+    code=_code,
     why_not=lambda request: (
         None if request.possible.num_blocks else "the model has no repeated blocks"
     ),

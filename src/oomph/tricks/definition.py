@@ -145,6 +145,7 @@ class Definition:
     put_on_made: Callable[[torch.optim.Optimizer], object] = lambda _: None
     too_late_for_model: Callable[[torch.nn.Module], str | None] = lambda _: None
     too_late_for_optimizer: str | None = None
+    needs_optimizer: bool = False  # on the model alone it would be another training
 
     # ---- how it is exported ----
     in_code: Callable[[Variant], Fragment] = lambda _: Fragment()

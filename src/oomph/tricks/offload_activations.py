@@ -8,12 +8,14 @@ tensor that several ops need is moved once. The results do not change.
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 import weakref
 from collections import deque
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from oomph.records.workload import Variant
 from oomph.tricks.definition import Definition, Fragment, by_hand
 from oomph.units import KIB
 
@@ -27,21 +29,22 @@ def _host_memory() -> tuple[Any, Any]:
     import torch
 
     library = torch.library.Library("oomph", "DEF")
-    library.define("empty_on_host(Tensor like) -> Tensor")
+    library.define("empty_on_host(Tensor like, ScalarType? dtype=None) -> Tensor")
 
-    def empty(like: torch.Tensor) -> torch.Tensor:
+    def empty(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         # Copies to and from unpinned memory cannot overlap with the GPU's work.
-        return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=like.is_cuda)
+        dtype = dtype or like.dtype
+        return torch.empty(like.shape, dtype=dtype, device="cpu", pin_memory=like.is_cuda)
 
     for key in ("CPU", "CUDA"):
         library.impl("empty_on_host", empty, key)
     return torch.ops.oomph.empty_on_host, library  # a collected library takes its ops with it
 
 
-def empty_on_host(like: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous host tensor with the same shape and dtype."""
+def empty_on_host(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a contiguous host tensor of the same shape, and the same dtype unless one is given."""
     make, _ = _host_memory()
-    made: torch.Tensor = make(like)
+    made: torch.Tensor = make(like, dtype)
     return made
 
 
@@ -54,7 +57,10 @@ _NUM_KEPT = 5  # as max_fwd_stash_size of torchtune's OffloadActivations
 def offloaded_activations(
     *, small_bytes: int = _SMALL_BYTES, num_kept: int = _NUM_KEPT
 ) -> AbstractContextManager[None]:
-    """Return a context for a forward that offloads what it saves for backward."""
+    """Return a context for a forward that offloads what it saves for backward.
+
+    Use it for each forward anew, the loss included; backward may run outside.
+    """
     import torch
 
     offloading = _Offloading(small_bytes, num_kept)
@@ -121,8 +127,7 @@ def _unpack(packed: Any) -> Any:
         return packed.away.use().as_strided(packed.shape, packed.stride, packed.offset)
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
+class _Packed(NamedTuple):
     """A view of an offloaded storage."""
 
     away: _Away
@@ -197,25 +202,51 @@ def _copying_stream(device: torch.device) -> torch.cuda.Stream:
     return _streams[device]
 
 
-_KEPT_ON_HOST = '''
-def kept_on_host():
-    """What backward needs waits in the host's memory."""
-    return torch.autograd.graph.save_on_cpu(pin_memory=DEVICE.type == "cuda")
-'''
+# ---- the trick -----------------------------------------------------------------------------------
+
+_ON_HOST = """
+def empty_on_host(like):
+    return torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+"""
+_STREAMS_LINE = "_streams = {}  # of copies, for each GPU"
+
+
+def _in_code(_: Variant) -> Fragment:
+    """Return this module's own functions: the plan's memory and time are theirs."""
+    own = (_Offloading, _unpack, _Packed, _Away, _copy_out, _copy_back, _copying_stream)
+    texts = (re.sub(r"\n +import torch\n\n?", "\n", inspect.getsource(one)) for one in own)
+    around = (
+        "def offloaded_activations():\n"
+        '    """What backward needs waits in host memory; copies run beside the computation."""\n'
+        f"    offloading = _Offloading({_SMALL_BYTES}, {_NUM_KEPT})\n"
+        "    return torch.autograd.graph.saved_tensors_hooks(offloading.pack, _unpack)\n"
+    )
+    return Fragment(
+        imports=[
+            "from __future__ import annotations",
+            "import weakref",
+            "from collections import deque",
+            "from typing import Any, NamedTuple",
+        ],
+        constants=[_STREAMS_LINE],
+        functions=[_ON_HOST, *texts, around],
+        around_forward=["offloaded_activations()"],
+    )
+
+
+_LINE = "with oomph.offloaded_activations(): loss = ..., around each forward"
 
 OFFLOAD_ACTIVATIONS = Definition(
     name="offload-activations",
     stability="same",
     setting="offload_activations",
     what="keep what backward needs in host memory",
-    code="oomph.apply, or torch.autograd.graph.save_on_cpu(pin_memory=True)",
+    code=f"oomph.Stepper, or {_LINE}",
     caveat="as fast as the bus: measure a step",
     # A checkpointed block saves next to nothing that could be offloaded.
     is_pointless=lambda v: v.checkpointing != "none" or v.optimizer_in_backward,
     around_forward=offloaded_activations,
-    by_hand=by_hand(
-        "activations on the host: each forward within"
-        " torch.autograd.graph.save_on_cpu(pin_memory=True)"
-    ),
-    in_code=lambda _: Fragment(functions=[_KEPT_ON_HOST], around_forward=["kept_on_host()"]),
+    # torch's save_on_cpu moves everything, parameters too, and waits for each copy.
+    by_hand=by_hand(f"activations on the host: {_LINE}"),
+    in_code=_in_code,
 )

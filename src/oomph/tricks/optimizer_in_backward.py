@@ -110,7 +110,7 @@ def _conflict(variant: Variant, clips_gradients: bool) -> UsageError | None:
     found: tuple[str, str] | None = None
     if variant.sharding == "ddp":
         found = "DDP averages gradients only after backward", "fsdp, which averages them first"
-    elif variant.offload_optimizer:
+    elif variant.offload_optimizer or variant.zero_offload:
         found = "its step runs on the host", "only one of these two tricks"
     elif variant.accumulation > 1:
         because = "a step adds up the gradients of several micro-batches"
@@ -146,7 +146,7 @@ OPTIMIZER_IN_BACKWARD = Definition(
     stability="same",
     setting="optimizer_in_backward",
     what="update with each gradient as soon as it is ready, and free it",
-    code="oomph.apply: parameter.register_post_accumulate_grad_hook",
+    code="model, optimizer = oomph.apply(plan, model, make_optimizer)",
     caveat="no accumulation, no clipping by the whole norm, no loss scaler",
     why_not_in_script=TOO_LATE_IN_SCRIPT,
     conflict=_conflict,

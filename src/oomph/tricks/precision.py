@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oomph.records.generation import generation_of
-from oomph.records.workload import Variant, divides_parameters
+from oomph.records.workload import Variant, casts_parameters, divides_parameters
 from oomph.tricks.definition import TOO_LATE_IN_SCRIPT, Definition, Fragment, Request, by_hand
 from oomph.tricks.optimizers import EXCHANGED, other_optimizer_code
 
@@ -67,14 +67,22 @@ BF16 = Definition(
     stability="rounding",
     setting="precision",
     value="bf16",
-    what="compute in bf16: weights and sums stay fp32",
+    what=lambda v: (
+        "compute in bf16" if v.zero_offload else "compute in bf16: weights and sums stay fp32"
+    ),
     code=lambda v: (
         "fully_shard(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))"
         if divides_parameters(v)
         else 'torch.autocast("cuda", dtype=torch.bfloat16)'
     ),
     why_not=_why_no_bf16,
-    in_code=lambda _: Fragment(around_forward=["torch.autocast(DEVICE.type, torch.bfloat16)"]),
+    in_code=lambda variant: Fragment(
+        around_forward=(
+            []  # FSDP casts what it gathers
+            if casts_parameters(variant)
+            else ["torch.autocast(DEVICE.type, torch.bfloat16)"]
+        )
+    ),
 )
 
 FP16 = Definition(

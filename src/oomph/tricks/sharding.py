@@ -15,6 +15,7 @@ from oomph.records.workload import (
     check_sharding,
     divides_parameters,
     grid_of,
+    holds_parameters_on_host,
 )
 from oomph.tricks.definition import Definition, Fragment, Request, by_hand
 
@@ -37,24 +38,33 @@ def _divided(model: torch.nn.Module, variant: Variant) -> torch.nn.Module:
     """Shard with FSDP2: each block gathers its parameters to run; the root, the rest, keeps its."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
 
     from oomph.tricks.blocks import find_blocks
 
-    low = variant.precision in ("bf16", "pure-bf16")
+    low = variant.precision in _LOW
     # Low precision is enough for computing; sums over many ranks are in fp32.
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if low else None, reduce_dtype=torch.float32 if low else None
     )
     copies, shards = grid_of(variant)
     device = next(model.parameters()).device.type
+    offload = OffloadPolicy()
+    if holds_parameters_on_host(variant):
+        offload = CPUOffloadPolicy(pin_memory=device == "cuda")
     if copies == 1:
         mesh = init_device_mesh(device, (shards,))
     else:
         mesh = init_device_mesh(device, (copies, shards), mesh_dim_names=("copies", "shards"))
     for block in find_blocks(model):
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)  # changes the model's class
+        fully_shard(block, mesh=mesh, mp_policy=policy, offload_policy=offload)
+    # It changes the model's class.
+    fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
     return model
 
 
@@ -126,6 +136,12 @@ def start_alike(model):
 '''
 _DISTRIBUTED = "import torch.distributed as dist"
 
+_LOW = ("bf16", "pure-bf16")
+_POLICY = [
+    "low, wide = torch.bfloat16, torch.float32  # it computes in bf16, and adds up in fp32",
+    'options["mp_policy"] = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=wide)',
+]
+
 _MESH = [
     'each = int(os.environ["LOCAL_WORLD_SIZE"])  # sharded inside a machine, copied across',
     "shape = (NUM_GPUS // each, each)",
@@ -152,14 +168,27 @@ def _ddp_in_code(_: Variant) -> Fragment:
 
 def _fsdp_in_code(variant: Variant) -> Fragment:
     is_hybrid = variant.sharding == "hybrid"
+    names, policies, start = ["fully_shard"], [], _START
+    if variant.precision in _LOW:
+        names.append("MixedPrecisionPolicy")
+        policies += _POLICY
+    if holds_parameters_on_host(variant):
+        names.append("CPUOffloadPolicy")
+        policies.append(
+            'options["offload_policy"] = CPUOffloadPolicy(pin_memory=DEVICE.type == "cuda")'
+        )
+        # The norm of gradients on the host is summed there.
+        start = start.replace('"nccl" if', '"cpu:gloo,cuda:nccl" if')
+    wrap = f"from torch.distributed.fsdp import {', '.join(sorted(names))}"
     mesh = ["from torch.distributed.device_mesh import init_device_mesh"] if is_hybrid else []
     return Fragment(
-        imports=[_DISTRIBUTED, *mesh, "from torch.distributed.fsdp import fully_shard"],
-        functions=[_START, _SAME_START],
+        imports=[_DISTRIBUTED, *mesh, wrap],
+        functions=[start, _SAME_START],
         needs_blocks=True,
         to_gpu=[
             "start_alike(model)",
             "options = {}",
+            *policies,
             *(_MESH if is_hybrid else []),
             "for block in blocks_of(model):",
             "    fully_shard(block, **options)",

@@ -29,6 +29,7 @@ from oomph.tricks.optimizers import ADAFACTOR, FOR_LOOP_OPTIMIZER, FOREACH, FUSE
 from oomph.tricks.precision import BF16, FP16, PURE_BF16, TF32
 from oomph.tricks.sdpa import SDPA
 from oomph.tricks.sharding import DDP, FSDP, HYBRID
+from oomph.tricks.zero_offload import ZERO_OFFLOAD
 
 TRICKS: tuple[Definition, ...] = (
     # exact, and free
@@ -50,6 +51,7 @@ TRICKS: tuple[Definition, ...] = (
     TF32,
     BF16,
     FP16,
+    ZERO_OFFLOAD,
     EIGHT_BIT_OPTIMIZER,
     CHANNELS_LAST,
     # changes training: only with consent

@@ -54,10 +54,10 @@ def predict(
 
     `attention="sdpa"` replaces eager attention by torch's fused one, `loss="chunked"` computes a
     language model's loss in pieces, `optimizer_in_backward` applies and frees each gradient at
-    once, `offload` moves "activations" or the "optimizer" to the host, `adapters` trains "lora" or
-    "qlora" instead of the whole model. `keeps="outputs"` is for a loop that keeps what the model
-    returned until the next step, as `outputs = model(...)` does, "nothing" for one that does not;
-    by default as the workload says.
+    once, `offload` moves "activations" or the "optimizer" to the host, or with "zero" the optimizer
+    and the fp32 weights, `adapters` trains "lora" or "qlora" instead of the whole model.
+    `keeps="outputs"` is for a loop that keeps what the model returned until the next step, as
+    `outputs = model(...)` does, "nothing" for one that does not; by default as the workload says.
 
     On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (the model
     and its optimizer are divided among all) or "hybrid" (divided within groups of GPUs); the
@@ -102,6 +102,7 @@ def predict(
         optimizer_in_backward=optimizer_in_backward,
         offload_activations="activations" in offload,
         offload_optimizer="optimizer" in offload,
+        zero_offload="zero" in offload,
         adapters=adapters,
         num_gpus=num_gpus,
         sharding=check_sharding(sharding, num_gpus),

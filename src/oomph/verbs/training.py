@@ -22,6 +22,17 @@ def apply(plan: Plan, model: Any, make_optimizer: Callable[[Any], Any] | None = 
     return training.apply(plan, model, make_optimizer)
 
 
+def offloaded_activations() -> Any:
+    """Return a context for a forward and its loss: what backward needs waits in host memory.
+
+    Copies run beside the computation. torch's own save_on_cpu also moves parameters, and waits for
+    each copy.
+    """
+    from oomph.tricks import offload_activations
+
+    return offload_activations.offloaded_activations()
+
+
 def __getattr__(name: str) -> Any:
     if name == "accelerate":
         from oomph.training.adapters import accelerate

@@ -37,6 +37,7 @@ from oomph.rehearsing.script.run import run_as_main, start_as_python_does
 from oomph.rehearsing.traces import MOST_MICRO_STEPS
 from oomph.tricks.apply import around_forward, put_on_built, put_on_model, put_on_optimizer
 from oomph.tricks.apply import set_precision as switch_precision
+from oomph.tricks.offload_optimizer import scaler_on_host, to_clip
 from oomph.tricks.trick import to_put_on
 from oomph.units import format_bytes
 
@@ -402,7 +403,8 @@ class _Training:
         if self.workload.clip_grad_norm is not None:
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.workload.clip_grad_norm)
+            clipped = to_clip(self.model.parameters(), [self.optimizer])
+            torch.nn.utils.clip_grad_norm_(clipped, self.workload.clip_grad_norm)
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -431,7 +433,7 @@ class _Training:
 
 def _scaler() -> Any:
     """Return a loss scaler that skips no step: its memory and time are those of any other."""
-    return torch.amp.GradScaler("cuda", init_scale=1.0)
+    return scaler_on_host("cuda", init_scale=1.0)
 
 
 def _made_once(batch: Any) -> Any:

@@ -97,6 +97,7 @@ def _check(how: Variant, precision: str | None) -> None:
         "sharding": how.sharding != "none" or how.num_gpus > 1,
         "optimizer_in_backward": how.optimizer_in_backward,
         "offload_optimizer": how.offload_optimizer,
+        "zero_offload": how.zero_offload,
         how.precision: how.precision != precision
         and (has_low_weights or how.precision == "pure-bf16"),
     }
