@@ -287,7 +287,7 @@ class PassSettings(NamedTuple):
     checkpointing: str
     attention: str
     loss: str
-    adapters: str
+    adapters: str  # with their rank and targets
     offload_activations: bool
     in_backward: str  # the optimizer that steps in backward; empty if it steps after it
     sharding: str
@@ -323,7 +323,7 @@ def pass_settings_of(variant: Variant) -> PassSettings:
         checkpointing=variant.checkpointing,
         attention=variant.attention,
         loss=variant.loss,
-        adapters=variant.adapters,
+        adapters=_adapters_of(variant),
         offload_activations=variant.offload_activations,
         in_backward=variant.optimizer if variant.optimizer_in_backward else "",
         sharding=variant.sharding,
@@ -333,12 +333,23 @@ def pass_settings_of(variant: Variant) -> PassSettings:
     )
 
 
+def _adapters_of(variant: Variant) -> str:
+    if variant.adapters == "none":
+        return "none"
+    return f"{variant.adapters} {variant.lora_rank} {variant.lora_targets}"
+
+
 def step_of(variant: Variant) -> Step:
-    """Return the optimizer step. fp16 adds a loss scaler; other autocast steps are as in fp32."""
-    precision = variant.precision if variant.precision in ("fp16", "pure-bf16") else "fp32"
+    """Return the optimizer step. fp16 adds a loss scaler; other autocast steps are as in fp32.
+
+    With adapters, the precision also decides how the frozen weights are stored.
+    """
+    is_own = variant.precision in ("fp16", "pure-bf16")
+    is_stored_low = variant.precision == "bf16" and variant.adapters != "none"
+    precision = variant.precision if is_own or is_stored_low else "fp32"
     return Step(
         precision=precision,
-        adapters=variant.adapters,
+        adapters=_adapters_of(variant),
         optimizer=variant.optimizer,
         offload_optimizer=variant.offload_optimizer,
         sharding=variant.sharding,

@@ -12,6 +12,7 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16"]
 Attention = Literal["as-is", "sdpa"]
 Loss = Literal["as-is", "chunked"]
 Adapters = Literal["none", "lora", "qlora"]
+LoraTargets = Literal["all-linear", "attention"]
 Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
 Keeps = Literal["outputs", "nothing"]
 
@@ -39,6 +40,29 @@ def check_optimizer(name: str) -> str:
         because=f"it is one of {', '.join(OPTIMIZERS)}",
         attempt="as-is",
     )
+
+
+LORA_RANK = 16  # judgement: between peft's 8 and QLoRA's 64
+_MOST_RANK = 4096  # judgement: beyond the width of most layers adapters save nothing
+
+
+def check_lora(rank: int | None, targets: str | None) -> tuple[int, LoraTargets]:
+    """Return rank and targets of adapters, 16 and all-linear by default. Raises UsageError."""
+    rank = LORA_RANK if rank is None else rank
+    if not 1 <= rank <= _MOST_RANK:
+        raise UsageError(
+            f"adapters cannot have rank {rank}", attempt=f"1 to {_MOST_RANK}; usual are 8 to 64"
+        )
+    known: dict[str | None, LoraTargets] = {
+        None: "all-linear",
+        "all-linear": "all-linear",
+        "attention": "attention",
+    }
+    if targets not in known:
+        raise UsageError(
+            f"adapters cannot be put on {targets!r:.40}", attempt="all-linear, or attention"
+        )
+    return rank, known[targets]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +110,8 @@ class Variant:
     offload_activations: bool = False  # saved tensors wait in host memory
     offload_optimizer: bool = False  # the optimizer's state and step are on the host
     adapters: Adapters = "none"
+    lora_rank: int = LORA_RANK  # of the adapters; without adapters it says nothing
+    lora_targets: LoraTargets = "all-linear"  # the layers of the blocks that have adapters
     sharding: Sharding = "none"
     num_gpus: int = 1
     micro_batch: int
