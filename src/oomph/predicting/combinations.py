@@ -295,6 +295,7 @@ class PassSettings(NamedTuple):
     # The only micro-batch it is valid for; 0: all from 2 on. A single example has a structure of
     # its own, and what is worth offloading depends on the size.
     only_at: int
+    channels_last: bool
     # On several GPUs gradients are sent after the last micro-step, so a single micro-step is
     # rehearsed separately.
     is_sent_at_once: bool
@@ -314,6 +315,7 @@ class Step(NamedTuple):
     offload_optimizer: bool
     sharding: str
     num_gpus: int
+    channels_last: bool  # of the weights
 
 
 def pass_settings_of(variant: Variant) -> PassSettings:
@@ -329,6 +331,7 @@ def pass_settings_of(variant: Variant) -> PassSettings:
         sharding=variant.sharding,
         num_gpus=variant.num_gpus,
         only_at=variant.micro_batch if is_alone else 0,
+        channels_last=variant.channels_last,
         is_sent_at_once=variant.num_gpus > 1 and variant.accumulation == 1,
     )
 
@@ -354,6 +357,7 @@ def step_of(variant: Variant) -> Step:
         offload_optimizer=variant.offload_optimizer,
         sharding=variant.sharding,
         num_gpus=variant.num_gpus,
+        channels_last=variant.channels_last,
     )
 
 

@@ -17,7 +17,7 @@ Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
 Keeps = Literal["outputs", "nothing"]
 
 # Another implementation of the user's optimizer, or another optimizer with its hyperparameters.
-OPTIMIZERS = ("as-is", "fused", "foreach", "for-loop", "8-bit", "adafactor", "sgd")
+OPTIMIZERS = ("as-is", "fused", "foreach", "for-loop", "8-bit", "adafactor", "sgd", "muon")
 
 
 def check_keeps(keeps: str | None) -> Keeps | None:

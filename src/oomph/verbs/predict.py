@@ -52,7 +52,7 @@ def predict(
     "none", "blocks" (every block is recomputed), "every-2" (every second), "blocks:0,3" (the first
     and the fourth) or "selective" (what is cheap to recompute). `optimizer` is "as-is"; the user's
     own as "fused", "foreach" or "for-loop", or with state in "8-bit"; or another one: "adafactor",
-    "sgd".
+    "sgd", "muon".
 
     `attention="sdpa"` replaces eager attention by torch's fused one, `loss="chunked"` computes a
     language model's loss in pieces, `optimizer_in_backward` applies and frees each gradient at
