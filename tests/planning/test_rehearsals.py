@@ -212,4 +212,7 @@ def test_every_pair_of_tricks_of_any_model_and_of_two_gpus_takes_what_a_rehearsa
         assert_there_are(
             found, ("lora", "chunked-loss"), ("qlora", "optimizer-in-backward"), ("sdpa", "lora")
         )
+        assert_there_are(found, ("lora", "bf16"), ("muon", "chunked-loss"), ("muon", "bf16"))
+    if job == "cnn_job":
+        assert_there_are(found, ("channels-last", "bf16"), ("channels-last", "checkpointing"))
     assert_all_equal(found)

@@ -140,7 +140,8 @@ def test_what_muon_does_not_compute_is_refused(option: str) -> None:
     model = lm.llama()
     mark_hidden_weights(model)
     with pytest.raises(UsageError, match=f"Muon has no {option}"):
-        muon(torch.optim.AdamW(model.parameters(), **{option: True}))
+        options: Any = {option: True}
+        muon(torch.optim.AdamW(model.parameters(), **options))
 
 
 def test_other_optimizers_and_models_without_hidden_weights_are_refused() -> None:

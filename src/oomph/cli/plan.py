@@ -88,7 +88,6 @@ def run(options: argparse.Namespace) -> int:
     from oomph.records.workload import check_lora
     from oomph.verbs.plan import checked_tricks, code_of, plan_with_options, save_plan
 
-    rank, targets = check_lora(options.lora_rank, options.lora_targets)
     plan_options = PlanOptions(
         batch_size=options.batch_size,
         max_gpus=options.max_gpus,
@@ -98,8 +97,7 @@ def run(options: argparse.Namespace) -> int:
         target_ratio=options.target_memory,
         checked=checked_tricks(options.checks),
         keeps=options.keeps,
-        lora_rank=rank,
-        lora_targets=targets,
+        **check_lora(options.lora_rank, options.lora_targets),
     )
     trained = what_to_train(options)
     _check_diff(options, trained)

@@ -46,8 +46,8 @@ LORA_RANK = 16  # judgement: between peft's 8 and QLoRA's 64
 _MOST_RANK = 4096  # judgement: beyond the width of most layers adapters save nothing
 
 
-def check_lora(rank: int | None, targets: str | None) -> tuple[int, LoraTargets]:
-    """Return rank and targets of adapters, 16 and all-linear by default. Raises UsageError."""
+def check_lora(rank: int | None, targets: str | None) -> dict[str, Any]:
+    """Return the settings of adapters, 16 and all-linear by default. Raises UsageError."""
     rank = LORA_RANK if rank is None else rank
     if not 1 <= rank <= _MOST_RANK:
         raise UsageError(
@@ -62,7 +62,7 @@ def check_lora(rank: int | None, targets: str | None) -> tuple[int, LoraTargets]
         raise UsageError(
             f"adapters cannot be put on {targets!r:.40}", attempt="all-linear, or attention"
         )
-    return rank, known[targets]
+    return {"lora_rank": rank, "lora_targets": known[targets]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,6 @@ def plan(
     from oomph.records.plan import PlanOptions
     from oomph.records.workload import check_keeps, check_lora
 
-    rank, targets = check_lora(lora_rank, lora_targets)
     options = PlanOptions(
         batch_size=batch_size,
         max_gpus=max_gpus,
@@ -63,8 +62,7 @@ def plan(
         target_ratio=target_memory,
         checked=checked_tricks(checks),
         keeps=check_keeps(keeps),
-        lora_rank=rank,
-        lora_targets=targets,
+        **check_lora(lora_rank, lora_targets),
     )
     return plan_with_options(
         workload,

@@ -97,7 +97,6 @@ def predict(
     offload = (offload,) if isinstance(offload, str) else tuple(offload)
     check_tricks(attention, loss, adapters, offload)
     refuse_lora_settings(adapters, lora_rank, lora_targets)
-    rank, targets = check_lora(lora_rank, lora_targets)
     target = find_target(gpu, gpu_memory)
     tricks = Variant(
         micro_batch=1,
@@ -110,8 +109,7 @@ def predict(
         offload_activations="activations" in offload,
         offload_optimizer="optimizer" in offload,
         adapters=adapters,
-        lora_rank=rank,
-        lora_targets=targets,
+        **check_lora(lora_rank, lora_targets),
         num_gpus=num_gpus,
         sharding=check_sharding(sharding, num_gpus),
     )
