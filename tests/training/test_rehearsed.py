@@ -147,7 +147,7 @@ def test_a_loss_in_pieces_never_has_all_logits(rehearsed: dict[str, Trace]) -> N
     assert max(one.size_bytes for one in plain.allocations) == logits
     workspaces = [one for one in chunked.allocations if one.category == "workspace"]
     others = [one for one in chunked.allocations if one not in workspaces]
-    assert max(one.size_bytes for one in others) <= logits / 4
+    assert max(one.size_bytes for one in others) <= logits / 2
     # log_softmax's output, the gradient and its product: what a whole loss has at its peak.
     assert peak_bytes(plain) - peak_bytes(chunked) > logits
     assert at_the_end(chunked)["optimizer"] == at_the_end(plain)["optimizer"]

@@ -16,6 +16,7 @@ import pytest
 import torch
 from planning.plans import plan_of
 from torch import nn
+from tricks import language_models as lm
 
 import oomph
 from oomph.errors import OomphError, UsageError
@@ -549,6 +550,46 @@ def test_what_comes_before_the_optimizer_is_put_on_by_apply() -> None:
     step = oomph.Stepper(model, optimizer, of_rows, plan)
     batch = rows(12)
     step((batch[0].bfloat16(), batch[1]))
+
+
+@pytest.mark.parametrize("has_too_little", [False, True])
+def test_adapters_beside_weights_in_16_bits_are_trained_as_by_hand(*, has_too_little: bool) -> None:
+    plan = planned(adapters="lora", lora_rank=2, precision="bf16")
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = lm.llama().float()
+        found: Any = oomph.apply(plan, model, lambda p: torch.optim.SGD(p, lr=1.0))
+        return found[0], found[1]
+
+    def loss(model: nn.Module, data: Any) -> torch.Tensor:
+        if has_too_little and len(data["input_ids"]) > 1:
+            raise torch.OutOfMemoryError(MESSAGE)
+        out: torch.Tensor = model(**data).loss
+        return out
+
+    model, optimizer = made()
+    frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
+    assert {p.dtype for name, p in frozen.items() if "proj" in name} == {torch.bfloat16}
+    batch = lm.text(4)
+    step = oomph.Stepper(model, optimizer, loss, plan, weight="next-tokens")
+    for _ in range(2):
+        step(batch)
+    assert step.micro_batch == (1 if has_too_little else 3)
+    other, by_hand_one = made()
+    for _ in range(2):
+        by_hand_one.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            of_all = other(**batch).loss
+        of_all.backward()
+        by_hand_one.step()
+    for (name, one), two in zip(model.named_parameters(), other.parameters(), strict=True):
+        if name in frozen:
+            assert torch.equal(one, frozen[name])
+        else:  # the sums of two pieces are rounded to 16 bits one by one
+            assert (one - two).norm() <= 0.02 * two.norm()
+    evaluated = step.evaluate(batch, lambda model, data: model(**data).loss)
+    assert torch.isfinite(evaluated)
 
 
 def test_an_optimizer_that_steps_in_backward_is_not_left_in_the_middle_in_silence() -> None:

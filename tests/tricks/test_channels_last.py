@@ -74,20 +74,17 @@ def test_it_is_possible_where_there_are_images_and_tensor_cores() -> None:
     assert "tensor cores" in left_out(plain(capability=(6, 1), allow=asked))["channels-last"]
 
 
-def test_it_is_in_no_plan_unless_it_is_asked_for_and_then_in_every_one() -> None:
-    assert left_out(plain())["channels-last"] == (
-        "faster with fp16 or bf16; once allowed, it is in every plan: --allow channels-last"
-    )
-    for allow in (frozenset[str](), frozenset({"channels-last"})):
-        found = variants(choices_for(plain(possible=replace(BERT), allow=allow), ("blocks",)))
-        assert {one.channels_last for one in found} == {bool(allow)}
+def test_both_layouts_are_compared_unless_it_is_forbidden() -> None:
+    for forbid in (frozenset[str](), frozenset({"channels-last"})):
+        found = variants(choices_for(plain(possible=replace(BERT), forbid=forbid), ("blocks",)))
+        assert {one.channels_last for one in found} == ({False} if forbid else {False, True})
 
 
 def test_plans_that_divide_the_parameters_leave_it_out_because_fully_shard_refuses_it() -> None:
-    asked = plain(possible=replace(BERT), allow=frozenset({"channels-last"}), max_gpus=4)
-    found = list(variants(choices_for(asked, ("blocks",))))
+    found = list(variants(choices_for(plain(possible=replace(BERT), max_gpus=4), ("blocks",))))
+    with_it = {one.sharding for one in found if one.channels_last}
     assert {one.sharding for one in found} >= {"none", "ddp", "fsdp"}
-    assert all(one.channels_last != divides_parameters(one) for one in found)
+    assert with_it == {one.sharding for one in found if not divides_parameters(one)}
 
 
 def test_a_plan_is_applied_and_exported() -> None:

@@ -8,8 +8,16 @@ import pytest
 import torch
 
 from oomph.errors import UsageError
+from oomph.tricks import chunked_loss
 from oomph.tricks.chunked_loss import chunk_loss, sum_of_losses, why_not
 from tricks import language_models as lm
+
+
+@pytest.fixture(params=["one part", "many parts"], autouse=True)
+def _parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything holds for small vocabularies, of one part, and for large ones."""
+    if request.param == "many parts":
+        monkeypatch.setattr(chunked_loss, "_LEAST_CLASSES", 64)
 
 
 @pytest.mark.parametrize("make", [lm.gpt2, lm.llama])
@@ -97,6 +105,30 @@ def test_pieces_of_any_shape_give_the_exact_sum(shape: Any, num_classes: int) ->
         torch.autograd.grad(chunked, leaves), torch.autograd.grad(whole, leaves), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_classes_that_can_never_be_chosen_give_the_loss_of_the_others() -> None:
+    torch.manual_seed(0)
+    hidden, weight, bias = torch.randn(5, 8), torch.randn(300, 8), torch.zeros(300)
+    bias[192:] = float("-inf")  # a padded vocabulary: the last part has nothing to choose from
+    targets = torch.tensor([0, 63, 64, 191, -100])
+    leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+    chunked = sum_of_losses(leaves[0], leaves[1], leaves[2], targets)
+    whole = torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(hidden, weight, bias), targets, reduction="sum"
+    )
+    torch.testing.assert_close(chunked, whole)
+    chunked.backward()
+    assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in leaves)
+
+
+def test_parts_of_a_vocabulary_are_few_wide_and_all_of_it() -> None:
+    for num_classes, width, most in [(32000, 4096, 4), (50257, 768, 13), (256000, 2048, 63)]:
+        parts = chunked_loss._parts(num_classes, width)
+        if chunked_loss._LEAST_CLASSES > 64:
+            assert len(parts) <= most
+        assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+        assert (parts[0].start, parts[-1].stop) == (0, num_classes)
 
 
 def test_a_model_with_a_loss_of_its_own_is_noticed() -> None:

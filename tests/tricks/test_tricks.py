@@ -9,6 +9,7 @@ from hypothesis import given
 from planning.plans import variant_of, variants, whatever_it_takes
 
 from oomph.planning.ranking import STABILITIES, stability_of, tricks_of
+from oomph.predicting.combinations import key_of, pass_settings_of, step_of
 from oomph.records.workload import Variant
 from oomph.tricks.trick import BATCH_SIZE, BY_NAME, NAMES, NEED_CONSENT, TRICKS, tricks_on
 
@@ -35,6 +36,7 @@ ON: dict[str, dict[str, Any]] = {
     "pure-bf16": {"precision": "pure-bf16"},
     "adafactor": {"optimizer": "adafactor"},
     "sgd": {"optimizer": "sgd"},
+    "muon": {"optimizer": "muon"},
     "lora": {"adapters": "lora"},
     "qlora": {"adapters": "qlora"},
 }
@@ -48,6 +50,23 @@ def test_a_lever_is_on_where_its_setting_is_and_no_other_is(name: str) -> None:
     assert trick.what
     assert trick.code
     assert trick.stability == BY_NAME[name].stability
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_no_variant_takes_the_rehearsal_of_another(name: str) -> None:
+    plain, other = Variant(micro_batch=64), Variant(**{"micro_batch": 64, **ON[name]})
+    if name == "tf32":  # other rates, and the same memory
+        return
+    assert key_of(other) != key_of(plain)
+
+
+@pytest.mark.parametrize("adapters", ["lora", "qlora"])
+@pytest.mark.parametrize("settings", [{"lora_rank": 8}, {"lora_targets": "attention"}])
+def test_other_adapters_are_rehearsed_anew(adapters: Any, settings: dict[str, Any]) -> None:
+    usual = Variant(micro_batch=64, adapters=adapters)
+    other = Variant(micro_batch=64, adapters=adapters, **settings)
+    assert pass_settings_of(usual) != pass_settings_of(other)
+    assert step_of(usual) != step_of(other)
 
 
 def test_a_workload_as_it_is_has_no_trick() -> None:

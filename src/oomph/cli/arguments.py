@@ -69,6 +69,17 @@ def add_keeps(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_lora(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--lora-rank", type=positive, metavar="R", help="rank of LoRA's adapters (default: 16)"
+    )
+    parser.add_argument(
+        "--lora-targets",
+        choices=("all-linear", "attention"),
+        help="which linear layers of the blocks have adapters (default: all-linear)",
+    )
+
+
 def what_to_train(
     options: argparse.Namespace, *, example: str = "train.py --gpu v100-16gb -- --epochs 3"
 ) -> str | Script:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from oomph.cli.arguments import add_keeps, add_workload_and_gpu, positive, what_to_train
+from oomph.cli.arguments import add_keeps, add_lora, add_workload_and_gpu, positive, what_to_train
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what ranks the plans that fit (default: balance)",
     )
     add_keeps(parser)
+    add_lora(parser)
     parser.add_argument(
         "--checks",
         metavar="CHECKS.JSON",
@@ -84,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from oomph.records.plan import PlanOptions
+    from oomph.records.workload import check_lora
     from oomph.verbs.plan import checked_tricks, code_of, plan_with_options, save_plan
 
     plan_options = PlanOptions(
@@ -95,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
         target_ratio=options.target_memory,
         checked=checked_tricks(options.checks),
         keeps=options.keeps,
+        **check_lora(options.lora_rank, options.lora_targets),
     )
     trained = what_to_train(options)
     _check_diff(options, trained)

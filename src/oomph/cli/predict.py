@@ -6,6 +6,7 @@ import argparse
 
 from oomph.cli.arguments import (
     add_keeps,
+    add_lora,
     add_workload_and_gpu,
     asked_again,
     positive,
@@ -136,6 +137,7 @@ def _add_tricks(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="train small adapters beside the frozen model",
     )
+    add_lora(parser)
     parser.add_argument(
         "--expandable-segments",
         action="store_true",
@@ -178,6 +180,8 @@ def run(options: argparse.Namespace) -> int:
         optimizer_in_backward=options.optimizer_in_backward,
         offload=options.offload,
         adapters=options.adapters,
+        lora_rank=options.lora_rank,
+        lora_targets=options.lora_targets,
         expandable_segments=options.expandable_segments,
         keeps=options.keeps,
         unprotected=options.unprotected,

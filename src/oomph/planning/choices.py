@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _FRIENDLY = 8  # judgement: tensor cores and warps prefer multiples of 8 (NVIDIA's GEMM guide)
 # These depend on the number of GPUs, so they are chosen together and not setting by setting.
 _OF_SPLIT = ("sharding", "num_gpus", "micro_batch", "accumulation")
+_OF_ADAPTERS = ("lora_rank", "lora_targets")  # as asked for: not compared with others
+_PLAIN = {one.name: one.default for one in fields(Variant)}
 _SETTINGS = tuple(one for one in fields(Variant) if one.name not in _OF_SPLIT)
 
 
@@ -97,6 +99,9 @@ class _Chooser:
             if setting.name == "precision" and given != "fp32":
                 found["precision"] = (given,)
                 continue
+            if setting.name in _OF_ADAPTERS:
+                found[setting.name] = (getattr(self.request, setting.name),)
+                continue
             tricks = [t for t in TRICKS if t.setting == setting.name and self.may(t)]
             values: list[Any] = [trick.value or True for trick in tricks]
             if setting.name == "checkpointing" and tricks:
@@ -169,6 +174,8 @@ def _without_conflicting_extras(variant: Variant, clips_gradients: bool) -> Vari
     """Leave out tricks that are in every plan where they conflict with one that is chosen."""
     extras = [trick for trick in tricks_on(variant) if trick.is_in_every_plan]
     off = {e.setting: e.setting_when_off for e in extras if e.conflict(variant, clips_gradients)}
+    if variant.adapters == "none":  # one name for what is the same
+        off |= {name: _PLAIN[name] for name in _OF_ADAPTERS}
     return replace(variant, **off) if off else variant
 
 

@@ -26,7 +26,7 @@ from oomph.predicting.timeline import timeline_of
 from oomph.records.plan import PlanOptions, Plans
 from oomph.records.prediction import Prediction
 from oomph.records.script import Script, ScriptChanges
-from oomph.records.workload import Variant, Workload
+from oomph.records.workload import LORA_RANK, Variant, Workload
 from oomph.sensing.target import Target
 
 if TYPE_CHECKING:
@@ -286,6 +286,12 @@ def check_options(options: PlanOptions) -> None:
     if not 0 < options.target_ratio <= 1:
         raise UsageError(
             f"a plan cannot fill {options.target_ratio:.0%} of a GPU", attempt="--target-memory 90%"
+        )
+    usual = (LORA_RANK, "all-linear")
+    if (options.lora_rank, options.lora_targets) != usual and not options.allow & {"lora", "qlora"}:
+        raise UsageError(
+            "rank and targets are those of adapters, and none are allowed",
+            attempt="--allow lora, or qlora",
         )
     both = sorted(options.allow & options.forbid)
     if both:

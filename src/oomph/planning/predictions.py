@@ -62,6 +62,15 @@ def check_tricks(attention: str, loss: str, adapters: str, offload: Sequence[str
             raise UsageError(f"unknown {name} {value!r:.40}", attempt=" or ".join(_CHOICES[name]))
 
 
+def refuse_lora_settings(adapters: str, rank: int | None, targets: str | None) -> None:
+    """Raise UsageError for settings of adapters where there are none."""
+    if adapters == "none" and (rank is not None or targets is not None):
+        raise UsageError(
+            "rank and targets are those of adapters, and none are asked for",
+            attempt="--adapters lora, or qlora",
+        )
+
+
 def refuse_measured_step(measured: object) -> None:
     """Raise UsageError if a measured step is given for a script."""
     if measured is not None:

@@ -103,6 +103,8 @@ def choices_of(
         checked=options.checked,
         pairs_at=pairs_in(rehearsed),
         own_micro_batch=_own_micro_batch(rehearsed, options),
+        lora_rank=options.lora_rank,
+        lora_targets=options.lora_targets,
     )
     found = choices_for(request, ("selective", "blocks"))
     return replace(found, least_micro_batch=min(least_micro_batch, request.batch_size))

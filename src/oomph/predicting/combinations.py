@@ -287,7 +287,7 @@ class PassSettings(NamedTuple):
     checkpointing: str
     attention: str
     loss: str
-    adapters: str
+    adapters: str  # with their rank and targets
     offload_activations: bool
     in_backward: str  # the optimizer that steps in backward; empty if it steps after it
     # The optimizer on the host, if that changes the passes, too: ZeRO-Offload's weights have 16
@@ -298,6 +298,7 @@ class PassSettings(NamedTuple):
     # The only micro-batch it is valid for; 0: all from 2 on. A single example has a structure of
     # its own, and what is worth offloading depends on the size.
     only_at: int
+    channels_last: bool
     # On several GPUs gradients are sent after the last micro-step, so a single micro-step is
     # rehearsed separately.
     is_sent_at_once: bool
@@ -322,6 +323,7 @@ class Step(NamedTuple):
     offload_optimizer: bool
     sharding: str
     num_gpus: int
+    channels_last: bool  # of the weights
 
 
 def pass_settings_of(variant: Variant) -> PassSettings:
@@ -332,27 +334,40 @@ def pass_settings_of(variant: Variant) -> PassSettings:
         checkpointing=variant.checkpointing,
         attention=variant.attention,
         loss=variant.loss,
-        adapters=variant.adapters,
+        adapters=_adapters_of(variant),
         offload_activations=variant.offload_activations,
         in_backward=variant.optimizer if variant.optimizer_in_backward else "",
         on_host=variant.optimizer if is_on_host else "",
         sharding=variant.sharding,
         num_gpus=variant.num_gpus,
         only_at=variant.micro_batch if is_alone else 0,
+        channels_last=variant.channels_last,
         is_sent_at_once=variant.num_gpus > 1 and variant.accumulation == 1,
     )
 
 
+def _adapters_of(variant: Variant) -> str:
+    if variant.adapters == "none":
+        return "none"
+    return f"{variant.adapters} {variant.lora_rank} {variant.lora_targets}"
+
+
 def step_of(variant: Variant) -> Step:
-    """Return the optimizer step. fp16 adds a loss scaler; other autocast steps are as in fp32."""
-    precision = variant.precision if variant.precision in ("fp16", "pure-bf16") else "fp32"
+    """Return the optimizer step. fp16 adds a loss scaler; other autocast steps are as in fp32.
+
+    With adapters, the precision also decides how the frozen weights are stored.
+    """
+    is_own = variant.precision in ("fp16", "pure-bf16")
+    is_stored_low = variant.precision == "bf16" and variant.adapters != "none"
+    precision = variant.precision if is_own or is_stored_low else "fp32"
     return Step(
         precision=precision,
-        adapters=variant.adapters,
+        adapters=_adapters_of(variant),
         optimizer=variant.optimizer,
         offload_optimizer=variant.offload_optimizer,
         sharding=variant.sharding,
         num_gpus=variant.num_gpus,
+        channels_last=variant.channels_last,
     )
 
 

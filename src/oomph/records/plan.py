@@ -12,7 +12,7 @@ from typing import Any, Literal
 from oomph.records.prediction import Prediction, Verdict
 from oomph.records.script import ScriptChanges, Seen
 from oomph.records.stored import SCHEMA, to_jsonable
-from oomph.records.workload import Keeps, Precision, Variant
+from oomph.records.workload import LORA_RANK, Keeps, LoraTargets, Precision, Variant
 from oomph.units import format_bytes
 
 # same: exactly the same update. rounding: the same up to rounding, which is checked. changes: a
@@ -34,6 +34,8 @@ class PlanOptions:
     # stability of tricks, from `oomph check`
     checked: Mapping[str, Stability] = field(default_factory=dict)
     keeps: Keeps | None = None  # of the model's outputs; None: as the workload says
+    lora_rank: int = LORA_RANK  # of adapters, if they are allowed
+    lora_targets: LoraTargets = "all-linear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,12 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16"]
 Attention = Literal["as-is", "sdpa"]
 Loss = Literal["as-is", "chunked"]
 Adapters = Literal["none", "lora", "qlora"]
+LoraTargets = Literal["all-linear", "attention"]
 Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
 Keeps = Literal["outputs", "nothing"]
 
 # Another implementation of the user's optimizer, or another optimizer with its hyperparameters.
-OPTIMIZERS = ("as-is", "fused", "foreach", "for-loop", "8-bit", "adafactor", "sgd")
+OPTIMIZERS = ("as-is", "fused", "foreach", "for-loop", "8-bit", "adafactor", "sgd", "muon")
 
 
 def check_keeps(keeps: str | None) -> Keeps | None:
@@ -40,6 +41,29 @@ def check_optimizer(name: str) -> str:
         because=f"it is one of {', '.join(OPTIMIZERS)}",
         attempt="as-is",
     )
+
+
+LORA_RANK = 16  # judgement: between peft's 8 and QLoRA's 64
+_MOST_RANK = 4096  # judgement: beyond the width of most layers adapters save nothing
+
+
+def check_lora(rank: int | None, targets: str | None) -> dict[str, Any]:
+    """Return the settings of adapters, 16 and all-linear by default. Raises UsageError."""
+    rank = LORA_RANK if rank is None else rank
+    if not 1 <= rank <= _MOST_RANK:
+        raise UsageError(
+            f"adapters cannot have rank {rank}", attempt=f"1 to {_MOST_RANK}; usual are 8 to 64"
+        )
+    known: dict[str | None, LoraTargets] = {
+        None: "all-linear",
+        "all-linear": "all-linear",
+        "attention": "attention",
+    }
+    if targets not in known:
+        raise UsageError(
+            f"adapters cannot be put on {targets!r:.40}", attempt="all-linear, or attention"
+        )
+    return {"lora_rank": rank, "lora_targets": known[targets]}
 
 
 _MADE_BY = {
@@ -110,6 +134,8 @@ class Variant:
     offload_optimizer: bool = False  # the optimizer's state and step are on the host
     zero_offload: bool = False  # 16-bit weights on the GPU, fp32 ones and the step on the host
     adapters: Adapters = "none"
+    lora_rank: int = LORA_RANK  # of the adapters; without adapters it says nothing
+    lora_targets: LoraTargets = "all-linear"  # the layers of the blocks that have adapters
     sharding: Sharding = "none"
     num_gpus: int = 1
     micro_batch: int

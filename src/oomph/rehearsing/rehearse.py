@@ -35,6 +35,7 @@ from oomph.records.workload import (
     holds_parameters_on_host,
 )
 from oomph.rehearsing.building import build, materialise, without_memory
+from oomph.rehearsing.padding import note_of_padding
 from oomph.rehearsing.recorder import ModuleStack, Recorder, labelled
 from oomph.tricks.apply import around_forward, put_on_built, put_on_model, put_on_optimizer
 from oomph.tricks.offload_optimizer import scaler_on_host, to_clip
@@ -108,6 +109,9 @@ def rehearse(
     gc.collect()
     gc.disable()  # on a GPU, too, frees follow reference counts; cycles would die at random times
     recorder = Recorder(capability)
+    padding = note_of_padding(workload.batch)
+    if padding is not None:
+        recorder.notes.add(padding)
     branches.pass_over(recorder.notes.add)
     cuda.Gpu.on_emptied = staticmethod(recorder.empty_cache)
     tensors.Disguise.real, tensors.Disguise.give = recorder.real, recorder.shadows.give

@@ -74,10 +74,7 @@ CHANNELS_LAST = Definition(
     setting="channels_last",
     what="images as height x width x channels in memory, as tensor cores read them",
     code="model.to(memory_format=torch.channels_last), and images likewise",
-    caveat="faster with fp16 or bf16, where kernels want this layout; measure a step",
-    # In every plan or in none: the search does not compare both layouts.
-    needs_consent="faster with fp16 or bf16; once allowed, it is in every plan",
-    is_in_every_plan=True,
+    caveat="its time is computed, not measured: measure a step with it and one without",
     why_not=lambda request: (
         None
         if generation_of(request.capability).has_tensor_cores

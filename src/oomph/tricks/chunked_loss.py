@@ -1,8 +1,9 @@
 """Compute a causal language model's loss without ever holding all logits.
 
 The model's own forward runs. In training its head passes the hidden states on, and the loss applies
-the head chunk by chunk, computing each chunk's gradient at once and dropping its logits. Loss and
-gradients match up to rounding; the output has no logits. A second backward through the same graph,
+the head to a part of the vocabulary at a time: once to sum the exponentials, and once more for the
+gradients, each time dropping the part's logits. Loss and gradients match up to rounding; the output
+has no logits. A second backward through the same graph,
 or a derivative of the gradient, is refused.
 
 Limits: Hugging Face causal language models with their own loss, whose logits go from the head to
@@ -231,70 +232,106 @@ def _loss_and_gradients(
 ) -> tuple[torch.Tensor, tuple[Gradient, Gradient, Gradient]]:
     import torch
 
-    low = weight.to(dtype)
-    # Chunks are summed in fp32 at least, as one large matmul would do internally.
-    sums = torch.promote_types(weight.dtype, torch.float32)
-    total = torch.zeros((), dtype=torch.promote_types(dtype, torch.float32), device=hidden.device)
-    of_hidden = torch.empty_like(hidden) if needed[0] else None
-    of_weight = torch.zeros_like(weight, dtype=sums) if needed[1] else None
-    of_bias = torch.zeros_like(bias, dtype=sums) if bias is not None and needed[2] else None
-    for start, end in _pieces(hidden.shape[-2], hidden.shape[-1], weight.shape[0]):
-        piece = hidden[..., start:end, :].reshape(-1, hidden.shape[-1]).to(dtype)
-        wanted = targets[..., start:end].reshape(-1)
-        loss, of_logits = _of_piece(piece, low, bias, wanted, ignore_index)
-        total += loss
+    rows, wanted = hidden.reshape(-1, hidden.shape[-1]).to(dtype), targets.reshape(-1)
+    counts = wanted != ignore_index
+    head = _Head(rows, weight, bias, wanted.where(counts, -1))
+    log_sums, chosen = head.log_sums_and_chosen()
+    total = (log_sums - chosen).where(counts, 0).sum()
+    log_sums = log_sums.where(counts, float("inf"))  # what is ignored has a probability of 0
+    # Products are summed in fp32 at least, as one large product would do internally.
+    of_rows = torch.zeros_like(rows, dtype=head.sums) if needed[0] else None
+    of_weight = torch.empty_like(weight) if needed[1] else None
+    of_bias = torch.empty_like(bias) if bias is not None and needed[2] else None
+    for part in head.parts:
+        of_logits = head.gradient(part, log_sums)
         if of_bias is not None:
-            of_bias += of_logits.sum(0)
+            of_bias[part] = of_logits.sum(0)
         of_logits = of_logits.to(dtype)
-        if of_hidden is not None:
-            out = of_hidden[..., start:end, :]
-            out.copy_((of_logits @ low).view(out.shape))
-        if of_weight is not None and of_weight.dtype == dtype:
-            of_weight.addmm_(of_logits.t(), piece)
-        elif of_weight is not None:
-            of_weight += of_logits.t() @ piece
-    return total, (of_hidden, _as(of_weight, weight), _as(of_bias, bias))
+        if of_rows is not None:
+            of_rows += of_logits @ weight[part].to(dtype)
+        if of_weight is not None:
+            of_weight[part] = of_logits.t() @ rows
+    of_hidden = None if of_rows is None else of_rows.to(hidden.dtype).view(hidden.shape)
+    return total, (of_hidden, of_weight, of_bias)
 
 
-def _of_piece(
-    piece: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    wanted: torch.Tensor,
-    ignore_index: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the summed loss of some rows and its gradient with respect to their logits."""
-    import torch
+class _Head:
+    """A head that computes the logits of some classes at a time."""
 
-    logits = piece @ weight.t()
-    if bias is not None:
-        logits += bias
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    log_ratios = torch.log_softmax(logits, -1)
-    del logits
-    counts = (wanted != ignore_index).unsqueeze(-1)
-    places = wanted.unsqueeze(-1).clamp(min=0)
-    loss = -(log_ratios.gather(-1, places) * counts).sum()
-    gradient = log_ratios.exp_()
-    gradient.scatter_add_(-1, places, torch.full_like(places, -1, dtype=gradient.dtype))
-    return loss, gradient.mul_(counts)
+    def __init__(
+        self,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        wanted: torch.Tensor,
+    ) -> None:
+        import torch
+
+        self._rows, self._weight, self._bias = rows, weight, bias
+        self._wanted = wanted  # the class of each row, or -1
+        self.sums = torch.promote_types(rows.dtype, torch.float32)
+        self.parts = _parts(weight.shape[0], weight.shape[1])
+
+    def _logits(self, part: slice) -> torch.Tensor:
+        import torch
+
+        dtype = self._rows.dtype
+        bias = None if self._bias is None else self._bias[part].to(dtype)
+        return torch.nn.functional.linear(self._rows, self._weight[part].to(dtype), bias)
+
+    def _less(self, logits: torch.Tensor, what: torch.Tensor) -> torch.Tensor:
+        """Subtract a number from each row, in the precision of sums, in place where possible."""
+        is_wide = logits.dtype == self.sums
+        return logits.sub_(what) if is_wide else logits - what
+
+    def _places(self, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where each row's class is among these, and whether it is one of them."""
+        wanted = (self._wanted - part.start).unsqueeze(-1)
+        places = wanted.clamp(0, part.stop - part.start - 1)
+        return places, places == wanted
+
+    def log_sums_and_chosen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the log of the sum of exponentials of each row, and the logit of its class."""
+        import torch
+
+        most_negative = torch.finfo(self.sums).min
+        size = (len(self._rows), 1)
+        log_sums = self._rows.new_full(size, float("-inf"), dtype=self.sums)
+        chosen = self._rows.new_zeros(size, dtype=self.sums)
+        for part in self.parts:
+            logits = self._logits(part)
+            places, is_here = self._places(part)
+            chosen += logits.gather(-1, places).where(is_here, 0)
+            # A row of minus infinities alone has a sum of 0.
+            most = logits.amax(-1, keepdim=True).to(self.sums).clamp_(min=most_negative)
+            own = self._less(logits, most).exp_().sum(-1, keepdim=True).log_().add_(most)
+            log_sums = torch.logaddexp(log_sums, own)
+            del logits
+        return log_sums.squeeze(-1), chosen.squeeze(-1)
+
+    def gradient(self, part: slice, log_sums: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the summed loss with respect to the logits of these classes."""
+        gradient = self._less(self._logits(part), log_sums.unsqueeze(-1)).exp_()
+        places, is_here = self._places(part)
+        return gradient.scatter_add_(-1, places, -is_here.to(gradient.dtype))
 
 
-def _as(gradient: Gradient, like: Gradient) -> Gradient:
-    return None if gradient is None or like is None else gradient.to(like.dtype)
+_LEAST_CLASSES = 4096  # judgement: a dozen parts of GPT-2's vocabulary; more wait for launches
+_ALIGNED = 64  # classes; tensor cores and cache lines prefer such multiples
 
 
-def _pieces(num_positions: int, width: int, num_classes: int) -> list[tuple[int, int]]:
-    """Cut positions so that a chunk of logits is about as large as the hidden states.
+def _parts(num_classes: int, width: int) -> list[slice]:
+    """Cut the classes so that some logits are about as large as two copies of the hidden states.
 
-    liger-kernel's fused_linear_cross_entropy does the same. Cutting positions instead of rows makes
-    the number of chunks independent of the batch.
+    The number of parts does not depend on the batch. Logits are computed twice: once for their
+    sums, once for the gradients. Cutting rows instead would compute them once, but a small part of
+    the rows reads the whole weight and adds to the whole gradient of the weight: with a few
+    hundred rows that takes longer than all products (docs/tried.md).
     """
-    num_pieces = -(-num_classes // width)
-    length = 1 << (-(-num_positions // num_pieces) - 1).bit_length()
-    return [
-        (start, min(start + length, num_positions)) for start in range(0, num_positions, length)
-    ]
+    num_parts = -(-num_classes // max(_LEAST_CLASSES, 2 * width))
+    size = -(-num_classes // num_parts)
+    size = -(-size // _ALIGNED) * _ALIGNED
+    return [slice(start, min(start + size, num_classes)) for start in range(0, num_classes, size)]
 
 
 # ---- the trick -----------------------------------------------------------------------------------
@@ -305,7 +342,7 @@ CHUNKED_LOSS = Definition(
     setting="loss",
     value="chunked",
     what="the loss from the last hidden states piece by piece: no whole logits",
-    code="torch.nn.functional.linear_cross_entropy, with options that chunk",
+    code="oomph.apply: oomph.tricks.chunked_loss.chunk_loss(model)",
     why_not_on=why_not,
     put_on_model=lambda model, _: chunk_loss(model),
     by_hand=by_hand("the loss in chunks: oomph.tricks.chunked_loss.chunk_loss(model)"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from oomph.errors import UsageError
 from oomph.records.plan import Stability, Trick
-from oomph.records.workload import Possible, Precision, Variant
+from oomph.records.workload import LORA_RANK, LoraTargets, Possible, Precision, Variant
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +40,8 @@ class Request:
     checked: Mapping[str, Stability] = field(default_factory=dict)  # by oomph check, per trick
     pairs_at: str | None = None  # where the loss compares examples with each other, as in InfoNCE
     own_micro_batch: int | None = None  # of a script that accumulates itself
+    lora_rank: int = LORA_RANK
+    lora_targets: LoraTargets = "all-linear"
 
     def why_not(self, trick: Definition) -> str | None:
         """Return why a trick may not be used, or None if it may."""

@@ -24,7 +24,7 @@ SWITCHES: Mapping[str, Mapping[str, bool]] = {
     "foreach": {"foreach": True, "fused": False},
     "for-loop": {"foreach": False, "fused": False},
 }
-EXCHANGED = ("8-bit", "adafactor", "sgd")  # these replace the user's optimizer
+EXCHANGED = ("8-bit", "adafactor", "sgd", "muon")  # these replace the user's optimizer
 _MOMENTUM = 0.9  # our choice: nearly every published SGD recipe uses it
 
 

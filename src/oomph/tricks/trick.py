@@ -22,6 +22,7 @@ from oomph.tricks.definition import Definition
 from oomph.tricks.eight_bit_optimizer import EIGHT_BIT_OPTIMIZER
 from oomph.tricks.expandable_segments import EXPANDABLE_SEGMENTS
 from oomph.tricks.lora import LORA, QLORA
+from oomph.tricks.muon import MUON
 from oomph.tricks.offload_activations import OFFLOAD_ACTIVATIONS
 from oomph.tricks.offload_optimizer import OFFLOAD_OPTIMIZER
 from oomph.tricks.optimizer_in_backward import OPTIMIZER_IN_BACKWARD
@@ -58,6 +59,7 @@ TRICKS: tuple[Definition, ...] = (
     PURE_BF16,
     ADAFACTOR,
     SGD,
+    MUON,
     LORA,
     QLORA,
 )

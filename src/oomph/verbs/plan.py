@@ -30,6 +30,8 @@ def plan(
     prefer: Preference = "balance",
     checks: Checks | Path | str | None = None,
     keeps: Keeps | None = None,
+    lora_rank: int | None = None,
+    lora_targets: str | None = None,
     unprotected: bool = False,
     fresh: bool = False,
     say: Say | None = None,
@@ -41,14 +43,15 @@ def plan(
     `target_memory` is the share of the GPU that may be used. `say` is called with progress.
     `checks` is the result of oomph.check, or its file: what it proved about a trick replaces what
     is assumed for models in general. `keeps="outputs"` plans for a loop that keeps what the model
-    returned until the next step, "nothing" for one that does not.
+    returned until the next step, "nothing" for one that does not. `lora_rank` (16) and
+    `lora_targets` ("all-linear" or "attention") are those of adapters, where `allow` names them.
 
     A script (its path, or a Script with its arguments) is rehearsed unchanged, in a sandbox;
     `unprotected` runs it even if no sandbox is possible, `fresh` rehearses it again instead of
     using earlier rehearsals.
     """
     from oomph.records.plan import PlanOptions
-    from oomph.records.workload import check_keeps
+    from oomph.records.workload import check_keeps, check_lora
 
     options = PlanOptions(
         batch_size=batch_size,
@@ -59,6 +62,7 @@ def plan(
         target_ratio=target_memory,
         checked=checked_tricks(checks),
         keeps=check_keeps(keeps),
+        **check_lora(lora_rank, lora_targets),
     )
     return plan_with_options(
         workload,

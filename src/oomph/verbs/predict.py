@@ -26,6 +26,8 @@ def predict(
     optimizer_in_backward: bool = False,
     offload: Collection[str] = (),
     adapters: Adapters = "none",
+    lora_rank: int | None = None,
+    lora_targets: str | None = None,
     expandable_segments: bool = False,
     measured_step_s: float | None = None,
     measured_micro_batch: int | None = None,
@@ -50,14 +52,16 @@ def predict(
     "none", "blocks" (every block is recomputed), "every-2" (every second), "blocks:0,3" (the first
     and the fourth) or "selective" (what is cheap to recompute). `optimizer` is "as-is"; the user's
     own as "fused", "foreach" or "for-loop", or with state in "8-bit"; or another one: "adafactor",
-    "sgd".
+    "sgd", "muon".
 
     `attention="sdpa"` replaces eager attention by torch's fused one, `loss="chunked"` computes a
     language model's loss in pieces, `optimizer_in_backward` applies and frees each gradient at
     once, `offload` moves "activations" or the "optimizer" to the host, or with "zero" the optimizer
-    and the fp32 weights, `adapters` trains "lora" or "qlora" instead of the whole model.
-    `keeps="outputs"` is for a loop that keeps what the model returned until the next step, as
-    `outputs = model(...)` does, "nothing" for one that does not; by default as the workload says.
+    and the fp32 weights. `adapters` trains "lora" or "qlora" instead of the whole model, of
+    `lora_rank` (16) on the blocks' linear layers or, with `lora_targets="attention"`, on those of
+    attention. `keeps="outputs"` is for a loop that keeps what the model returned until the next
+    step, as `outputs = model(...)` does, "nothing" for one that does not; by default as the
+    workload says.
 
     On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (the model
     and its optimizer are divided among all) or "hybrid" (divided within groups of GPUs); the
@@ -75,6 +79,7 @@ def predict(
         predict_script,
         predict_workload,
         refuse_keeps,
+        refuse_lora_settings,
         refuse_measured_step,
         what_to_train,
     )
@@ -83,6 +88,7 @@ def predict(
         Variant,
         check_checkpointing,
         check_keeps,
+        check_lora,
         check_optimizer,
         check_sharding,
     )
@@ -91,6 +97,7 @@ def predict(
 
     offload = (offload,) if isinstance(offload, str) else tuple(offload)
     check_tricks(attention, loss, adapters, offload)
+    refuse_lora_settings(adapters, lora_rank, lora_targets)
     target = find_target(gpu, gpu_memory)
     tricks = Variant(
         micro_batch=1,
@@ -104,6 +111,7 @@ def predict(
         offload_optimizer="optimizer" in offload,
         zero_offload="zero" in offload,
         adapters=adapters,
+        **check_lora(lora_rank, lora_targets),
         num_gpus=num_gpus,
         sharding=check_sharding(sharding, num_gpus),
     )
