@@ -118,6 +118,11 @@ class Estimates:
         return self.lines.of(variant).seconds(variant) if self.knows(variant) else None
 
     @_failing_alone
+    def paced_seconds(self, variant: Variant) -> Sequence[float]:
+        """Return the time at each pace that host and bus may have; empty if unknown."""
+        return self.lines.of(variant).paced_seconds(variant) if self.knows(variant) else ()
+
+    @_failing_alone
     def host_bytes(self, variant: Variant) -> int:
         return self.lines.of(variant).host_bytes(variant)
 

@@ -17,7 +17,7 @@ from oomph.errors import CannotBePutOn, UsageError, UserCodeError
 from oomph.planning.choices import Choices, check_names, variants
 from oomph.planning.estimates import Estimates
 from oomph.planning.lines import Failed
-from oomph.planning.ranking import NEAR_RATIO, Found, best_partial, num_changes, search
+from oomph.planning.ranking import NEAR_RATIO, Found, best_partial, changes_in, search
 from oomph.planning.reasons import OF_LOADING, as_plans
 from oomph.planning.rehearsal_store import RehearsalStore
 from oomph.planning.rehearsals import Rehearsed, Rehearser, Unrehearsed, choices_of, first_look
@@ -28,6 +28,7 @@ from oomph.records.prediction import Prediction
 from oomph.records.script import Script, ScriptChanges
 from oomph.records.workload import Variant, Workload
 from oomph.sensing.target import Target
+from oomph.tricks.definition import Severity
 from oomph.units import MIB, TIB, format_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 class _Rank(NamedTuple):
     """How good a variant is before its memory is known. Less is better."""
 
-    num_changes: int
+    changes: tuple[Severity, ...]
     num_gpus: int
     batch_s: float
 
@@ -139,7 +140,7 @@ class Search:
         """Rank a variant by the time of a similar one that may already be known."""
         seconds = self.estimates.seconds(like)
         return _Rank(
-            num_changes=num_changes(variant, choices),
+            changes=changes_in(variant, choices),
             num_gpus=0 if self.options.prefer == "time" else variant.num_gpus,
             batch_s=inf if seconds is None else seconds * choices.batch_size / variant.batch_size,
         )
@@ -155,9 +156,9 @@ class Search:
             return True
         if variant.optimizer_in_backward and not self.estimates.may_fit_in_backward(usual):
             return False
-        if reached is None or rank.num_changes < reached.num_changes:
+        if reached is None or rank.changes < reached.changes:
             return True
-        if rank.num_changes > reached.num_changes:
+        if rank.changes > reached.changes:
             return False
         if self.options.prefer == "memory":
             return True
@@ -175,11 +176,11 @@ class Search:
         best, choices, estimates = found.best, found.choices, self.estimates
         if best is None or "blocks" not in choices.settings["checkpointing"]:
             return found
-        num = num_changes(best, choices)
+        changes = changes_in(best, choices)
         alike = [
             variant
             for variant in found.compared
-            if num_changes(variant, choices) == num
+            if changes_in(variant, choices) == changes
             and variant.checkpointing == "none"
             and self._is_like(variant, best)
         ]

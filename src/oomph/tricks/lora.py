@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from oomph.errors import UsageError
 from oomph.records.workload import Variant, divides_parameters
-from oomph.tricks.definition import TOO_LATE_IN_SCRIPT, Definition, Fragment, by_hand
+from oomph.tricks.definition import TOO_LATE_IN_SCRIPT, Definition, Fragment, Severity, by_hand
 
 if TYPE_CHECKING:
     import torch
@@ -265,6 +265,8 @@ LORA = Definition(
     stability="changes",
     setting="adapters",
     value="lora",
+    severity=Severity.FEWER_WEIGHTS,
+    price="only small adapters are trained, so this is for fine-tuning",
     what="train small adapters beside frozen weights",
     code="peft.get_peft_model, or oomph.apply",
     caveat="another model with less capacity, and another learning rate",
@@ -281,6 +283,8 @@ QLORA = Definition(
     stability="changes",
     setting="adapters",
     value="qlora",
+    severity=Severity.FEWER_COARSE_WEIGHTS,
+    price="only small adapters are trained, beside weights rounded to 4 bits",
     what="train small adapters beside frozen weights in 4 bits",
     code="peft and bitsandbytes, or oomph.apply",
     caveat="another model with less capacity, and another learning rate",
