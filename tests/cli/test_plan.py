@@ -109,21 +109,24 @@ def test_the_answer_in_json_has_the_promised_fields_and_keeps_the_batch(told: An
         # "yes" may rest on a cache that torch frees near the end: the bar alone may be longer.
         assert plan["low_bytes"] <= plan["device_bytes"] <= min(plan["high_bytes"], 900 << 20)
         assert plan["relative_time"] >= 1
+        expected = plan["relative_time"] / found["plans"][0]["relative_time"]
+        assert plan["time_ratio"] == pytest.approx(expected)
         assert plan["why"]
     assert {one["what"] for one in found["rejected"]} >= {"lora", "tf32", "ddp", "sdpa"}
 
 
 def test_where_nothing_fits_it_says_by_how_much_and_what_would_do(told: Any) -> None:
     said = told(*HOPELESS, code=1)
-    assert "Nothing that is allowed fits" in said
-    assert "The smallest variant needs" in said
-    assert "its largest part is the CUDA context" in said
-    assert "It would fit on " in said
+    assert "Nothing is certain to fit. Closest: micro-batch " in said
+    assert " of 200.0 MiB." in said
+    assert "Its largest part: the CUDA context" in said
+    assert "The smallest GPU for it: " in said
     assert "something as fast fits" not in said
     found = answer(told, *HOPELESS, code=1)
     assert found["plans"] == []
     assert 0 < found["shortfall"]["missing_bytes"] < 400 << 20
     assert found["shortfall"]["smallest_gpu"] in {model.name for model in catalog()}
+    assert found["shortfall"]["device_bytes"] > 200 << 20
 
 
 def test_all_tricks_forbidden_is_the_workload_as_it_is_or_nothing(told: Any) -> None:
@@ -163,6 +166,9 @@ def test_a_narrow_terminal_cuts_no_line_in_two(told: Any, monkeypatch: pytest.Mo
     assert any(line.startswith("->") for line in lines)
     long = [line for line in lines if len(line) > 40 and " " in line.strip()]
     assert long == []
+    arrow = next(place for place, line in enumerate(lines) if line.startswith("->"))
+    assert lines[arrow + 1].startswith("    ")  # the tricks of the row, below its figures
+    assert "fp16" in lines[arrow + 1]
 
 
 # ---- files -------------------------------------------------------------------------------------

@@ -125,6 +125,9 @@ class Budgeted:
     def seconds(self, variant: Variant) -> float | None:
         return self.ways.seconds(variant)
 
+    def has_host_for(self, _: Variant) -> bool:
+        return True
+
     def paced_seconds(self, variant: Variant) -> tuple[float, ...]:
         return self.ways.paced_seconds(variant)
 

@@ -48,6 +48,9 @@ class Measured:
     def seconds(self, variant: Variant) -> float:
         return 10.0 if variant.checkpointing == "none" else 14.0
 
+    def has_host_for(self, _: Variant) -> bool:
+        return True
+
     def paced_seconds(self, variant: Variant) -> tuple[float]:
         return (self.seconds(variant),)
 

@@ -68,6 +68,9 @@ class World:
         is_timed = self.has_times or variant.num_gpus == 1
         return (1 + self._drawn(variant, "time", 40)) / 10 if is_timed else None
 
+    def has_host_for(self, _: Variant) -> bool:
+        return True
+
     def paced_seconds(self, variant: Variant) -> tuple[float, ...]:
         seconds = self.seconds(variant)
         return () if seconds is None else (seconds,)
@@ -324,6 +327,21 @@ def test_what_is_much_faster_than_the_best_is_shown_beside_it(
         if world.knows(one) and world.check(one).fits == "yes":
             seconds = world.seconds(one) or 0.0
             assert shown_s <= seconds * (1 + NEAR_RATIO) + 1e-9, one
+
+
+@whatever_it_takes
+@given(worlds)
+def test_what_all_gpus_would_give_is_shown_unless_fewer_give_as_much(world: World) -> None:
+    found = found_in(world, "balance")
+    if found.best is None or found.best.num_gpus == 4:
+        return
+    fitting = [
+        one for one in variants(SMALL) if world.knows(one) and world.check(one).fits == "yes"
+    ]
+    fewer_s = min((world.seconds(one) or inf for one in fitting if one.num_gpus < 4), default=inf)
+    on_all_s = min((world.seconds(one) or inf for one in fitting if one.num_gpus == 4), default=inf)
+    if on_all_s < fewer_s:  # nothing beats it, so it is on the front
+        assert any(shown.num_gpus == 4 for shown in found.shown)
 
 
 # ---- times that nobody knows -------------------------------------------------------------------

@@ -62,6 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fill at most this share of the GPU, e.g. 90%% (default: all that CUDA can use)",
     )
     parser.add_argument(
+        "--host-memory",
+        metavar="SIZE",
+        help="memory of the host that offload may take, e.g. 64GiB (default: what is free,"
+        " for a GPU of this machine; otherwise unknown)",
+    )
+    parser.add_argument(
         "--prefer",
         choices=("balance", "time", "memory", "resources"),
         default="balance",
@@ -105,6 +111,7 @@ def run(options: argparse.Namespace) -> int:
             plan_options,
             gpu=options.gpu,
             gpu_memory=options.gpu_memory,
+            host_memory=options.host_memory,
             say=_say,
             draws=bool(options.html),
             unprotected=options.unprotected,

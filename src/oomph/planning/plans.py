@@ -17,6 +17,7 @@ from oomph.errors import CannotBePutOn, UsageError, UserCodeError
 from oomph.planning.choices import Choices, check_names, variants
 from oomph.planning.estimates import Estimates
 from oomph.planning.lines import Failed
+from oomph.planning.offers import find_offers
 from oomph.planning.ranking import NEAR_RATIO, Found, best_partial, changes_in, search
 from oomph.planning.reasons import OF_LOADING, as_plans
 from oomph.planning.rehearsal_store import RehearsalStore
@@ -75,10 +76,17 @@ class Search:
                 found = self._searched()
                 predicted = self._predicted(found) if self._is_true(found) else None
                 if predicted is not None:
-                    plans = as_plans(workload, self.options, self.estimates, found, predicted)
+                    plans = self._answer(workload, found, predicted)
                     return self._drawn(plans) if draws else plans
             except Failed as failed:
                 self.estimates.lines.leave_out(failed)
+
+    def _answer(
+        self, workload: str, found: Found, predicted: Sequence[tuple[Variant, Prediction]]
+    ) -> Plans:
+        self.say("comparing what was not allowed")
+        offers = find_offers(found, self.estimates, self.options, self._capability)
+        return as_plans(workload, self.options, self.estimates, found, predicted, offers)
 
     # ---- searching -------------------------------------------------------------------------------
 
@@ -169,7 +177,9 @@ class Search:
 
     def _fits(self, variant: Variant) -> bool:
         """Return whether the variant certainly fits, judging from the rehearsals of its parts."""
-        return self.estimates.knows(variant) and self.estimates.check(variant).fits == "yes"
+        estimates = self.estimates
+        is_possible = estimates.knows(variant) and estimates.has_host_for(variant)
+        return is_possible and estimates.check(variant).fits == "yes"
 
     def _with_partial(self, found: Found) -> Found:
         """Compare again with only some blocks recomputed, if that may beat all or none."""

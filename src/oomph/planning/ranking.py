@@ -8,6 +8,7 @@ replay would say.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -35,6 +36,7 @@ _STEP_RATIO = 0.85  # of memory, from one shown plan to the next; judgement
 # Extra memory to free, as a share of what the blocks save, because the guess is about this
 # accurate. Judgement.
 _SAFETY_RATIO = 0.03
+_MOST_REPLAYED = 16  # candidates, to find the smallest of all; judgement: about a second
 _LEAST_S = 1e-9  # no block takes less than a nanosecond, so a ratio to it stays finite
 
 
@@ -84,6 +86,7 @@ class Estimator(Protocol):
     def seconds(self, variant: Variant) -> float | None: ...
     def paced_seconds(self, variant: Variant) -> Sequence[float]: ...  # empty if unknown
     def host_bytes(self, variant: Variant) -> int: ...
+    def has_host_for(self, variant: Variant) -> bool: ...
     def least_bytes(self, variant: Variant) -> int: ...  # a lower bound
     def reserved_bytes(self, variant: Variant) -> int: ...  # by torch's allocator
     def check(self, variant: Variant) -> Checked: ...
@@ -118,7 +121,8 @@ def search(
     Raises UsageError if none of them could be rehearsed.
     """
     compared = list(variants(choices)) if compared is None else compared
-    candidates = [_candidate(v, estimates, choices) for v in compared if estimates.knows(v)]
+    known = [one for one in compared if estimates.knows(one) and estimates.has_host_for(one)]
+    candidates = [candidate_of(one, estimates, choices) for one in known]
     if not candidates:
         raise UsageError(
             "there are no two variants to compare",
@@ -132,15 +136,7 @@ def search(
             checks[id(candidate)] = estimates.check(candidate.variant)
         return checks[id(candidate)]
 
-    paced: dict[int, Sequence[float]] = {}
-
-    def times(candidate: Candidate) -> Sequence[float]:
-        if id(candidate) not in paced:
-            ratio = choices.batch_size / candidate.variant.batch_size
-            found = estimates.paced_seconds(candidate.variant)
-            paced[id(candidate)] = [seconds * ratio for seconds in found] or [inf]
-        return paced[id(candidate)]
-
+    times = times_of(estimates, choices)
     best = find_best(candidates, check, limit_bytes, prefer, times)
     front = find_front(candidates, check, limit_bytes)
     if best is not None:
@@ -151,11 +147,34 @@ def search(
         best=None if best is None else best.variant,
         best_s=best.step_s if best is not None and isfinite(best.step_s) else None,
         is_certain=best is not None and check(best).fits == "yes",
-        shown=tuple(one.variant for one in varied(front, best, most)),
-        smallest=min(candidates, key=lambda one: (one.least_bytes, one.step_s)).variant,
+        shown=tuple(
+            one.variant for one in varied(front, best, most, _on_all_gpus(front, best, times))
+        ),
+        smallest=_nearest(candidates, estimates).variant,
         fastest_s=min(one.step_s for one in candidates),
         num_candidates=len(candidates),
     )
+
+
+def _nearest(candidates: Sequence[Candidate], estimates: Estimator) -> Candidate:
+    """Return the one that needs least, also if it does not fit.
+
+    Only a replay shows what the allocator takes beyond the live bytes, so those with the fewest
+    live bytes are replayed.
+    """
+    ordered = sorted(candidates, key=lambda one: (one.least_bytes, one.step_s))[:_MOST_REPLAYED]
+    return min(ordered, key=lambda one: (estimates.reserved_bytes(one.variant), one.step_s))
+
+
+def times_of(estimates: Estimator, choices: Choices) -> Times:
+    """Return what gives each candidate's times for the whole batch; infinite if unknown."""
+
+    @functools.cache
+    def paced(variant: Variant) -> Sequence[float]:
+        ratio = choices.batch_size / variant.batch_size
+        return [seconds * ratio for seconds in estimates.paced_seconds(variant)] or [inf]
+
+    return lambda candidate: paced(candidate.variant)
 
 
 def find_best(
@@ -380,17 +399,36 @@ def _is_no_dearer(plan: Candidate, candidate: Candidate) -> bool:
 # ---- the plans to show ---------------------------------------------------------------------------
 
 
+def _on_all_gpus(
+    front: Sequence[tuple[Candidate, Checked]], best: Candidate | None, times: Times
+) -> Candidate | None:
+    """Return the plan of the front to take for all GPUs, if they are more than recommended."""
+    most = max((one.variant.num_gpus for one, _ in front), default=0)
+    if best is None or most <= best.variant.num_gpus:
+        return None
+    mildest = min((one.changes for one, _ in front if one.variant.num_gpus == most))
+    checks = {id(one): checked for one, checked in front}
+    on_all = [o for o, _ in front if o.variant.num_gpus == most and o.changes == mildest]
+    return _nearly_fastest(on_all, lambda one: checks[id(one)], ("yes",), times)
+
+
 def varied(
-    front: Sequence[tuple[Candidate, Checked]], best: Candidate | None, most: int = MOST_SHOWN
+    front: Sequence[tuple[Candidate, Checked]],
+    best: Candidate | None,
+    most: int = MOST_SHOWN,
+    on_all_gpus: Candidate | None = None,
 ) -> list[Candidate]:
     """A front of dozens -> the few most informative plans.
 
-    These are the best, the fastest if it is much faster, the mildest, and plans at steps in memory.
+    These are the best, the one for all GPUs, the fastest if it is much faster, the mildest, and
+    plans at steps in memory.
     """
     if best is None:
         return []
     chosen = [best]
-    chosen += [one for one, _ in front[:1] if one.step_s * (1 + NEAR_RATIO) < best.step_s]
+    chosen += [] if on_all_gpus is None else [on_all_gpus]
+    fastest = [one for one, _ in front[:1] if one.step_s * (1 + NEAR_RATIO) < chosen[-1].step_s]
+    chosen += [one for one in fastest if one not in chosen]
     mildest = [one for one, _ in front if _exactness(one) < _exactness(best)]
     chosen += [one for one in mildest[:1] if one not in chosen]
     last = min((checked.device_bytes for one, checked in front if one is best), default=0)
@@ -409,7 +447,8 @@ def _exactness(one: Candidate) -> tuple[tuple[Severity, ...], int]:
     return one.changes, STABILITIES.index(one.stability)
 
 
-def _candidate(variant: Variant, estimates: Estimator, choices: Choices) -> Candidate:
+def candidate_of(variant: Variant, estimates: Estimator, choices: Choices) -> Candidate:
+    """Return a variant with what is known of it before a replay."""
     seconds = estimates.seconds(variant)
     kept = stabilities_in(variant, choices)
     is_other_batch = variant.batch_size != choices.batch_size
