@@ -5,7 +5,7 @@ Caveats use this model's numbers, not rules of thumb.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from oomph.exporting.planned import Planned
@@ -23,6 +23,7 @@ from oomph.records.plan import (
     Preference,
     Rejected,
     Shortfall,
+    Stability,
     Trick,
 )
 from oomph.records.prediction import Prediction
@@ -63,6 +64,7 @@ def as_plans(
         offers=offers,
         caveats=(
             *(caveats(best, found.choices, possible, seconds) if best else ()),
+            *(_of_precision(best, options.checked, estimates) if best else ()),
             *(_of_host(best, estimates.limit_host_bytes) if best else ()),
             *estimates.rehearsed.notes,
         ),
@@ -181,12 +183,11 @@ def _time(plan: Plan) -> float:
 
 
 def caveats(best: Plan, choices: Choices, possible: Possible, seconds: Seconds) -> tuple[str, ...]:
-    """Return what accumulation, recomputation and mixed precision really cost here."""
+    """Return what accumulation and recomputation really cost here."""
     variant = best.variant
     found = (
         _of_accumulation(variant, seconds, choices, possible),
         _of_recomputation(variant, seconds),
-        _OF_PRECISION.get(variant.precision),
         _OF_DROPOUT if variant.accumulation > 1 and possible.has_dropout else None,
         _of_loading(best.prediction.samples_per_s),
         _of_outputs(best.prediction.outputs_bytes),
@@ -194,12 +195,28 @@ def caveats(best: Plan, choices: Choices, possible: Possible, seconds: Seconds) 
     return tuple(caveat for caveat in found if caveat)
 
 
-_OF_PRECISION = {
-    "fp16": "fp16: oomph plan does not check whether this model's values overflow;"
-    " watch the loss scaler for skipped steps",
-    "bf16": "bf16 has the range of fp32 but only 8 significant bits: compare the first losses",
-}
+_OF_BF16 = "bf16 has the range of fp32 but only 8 significant bits: compare the first losses"
+_OF_FP16 = "fp16: whether this model's values overflow is not known"
+_WATCH = "watch the loss scaler for skipped steps"
 _OF_DROPOUT = "dropout masks differ per micro-batch: equal on average, not bit-identical"
+
+
+def _of_precision(
+    best: Plan, checked: Mapping[str, Stability], estimates: Estimates
+) -> tuple[str, ...]:
+    """Return what is not known of a lower precision, and the command that finds out."""
+    precision = best.precision
+    if precision == "bf16":
+        return () if precision in checked else (_OF_BF16,)
+    if precision != "fp16":
+        return ()
+    if precision in checked:
+        return (f"fp16: oomph check ran it with a few examples; {_WATCH}",)
+    if estimates.rehearsed.given is not None:  # a script; oomph check needs a workload
+        return (f"{_OF_FP16}: {_WATCH}",)
+    path, _, name = best.workload.rpartition(":")
+    where = f"oomph check {best.workload} --only fp16" if path and name else "oomph.check(workload)"
+    return (f"{_OF_FP16}. Next: {where}, or oomph plan --check; in training, {_WATCH}",)
 
 
 def _of_accumulation(
