@@ -166,12 +166,13 @@ class _Offers:
     def _is_worth(self, one: Candidate, milder: Sequence[Candidate], times: Times) -> bool:
         if self._is_needed:
             return not any(self._fits(other) and self._beats(other, one, times) for other in milder)
-        shown = [
-            candidate_of(each, self._estimates, self._found.choices) for each in self._found.shown
-        ]
-        if any(self._beats(other, one, times) for other in (*shown, *milder)):
+        best, *unchanged = (
+            candidate_of(each, self._estimates, self._found.choices)
+            for each in (self._like, *self._found.front)
+        )
+        if any(self._beats(other, one, times) for other in (best, *unchanged, *milder)):
             return False
-        best, size = shown[0], self._device_bytes(one)
+        size = self._device_bytes(one)
         is_smaller = size <= self._device_bytes(best) * (1 - _WORTH_RATIO)
         return is_slower(best, one, times) or (is_smaller and not is_slower(one, best, times))
 

@@ -106,6 +106,7 @@ class Found:
     smallest: Variant  # the variant with the least memory, even if it does not fit
     fastest_s: float  # the best known time for one batch if memory were infinite
     num_candidates: int
+    front: tuple[Variant, ...] = ()  # all that fit and that no other beats, also those not shown
 
 
 def search(
@@ -153,6 +154,7 @@ def search(
         smallest=_nearest(candidates, estimates).variant,
         fastest_s=min(one.step_s for one in candidates),
         num_candidates=len(candidates),
+        front=tuple(one.variant for one, _ in front),
     )
 
 

@@ -63,8 +63,8 @@ def as_plans(
         shortfall=_shortfall(estimates, found) if best is None else None,
         offers=offers,
         caveats=(
-            *(caveats(best, found.choices, possible, seconds) if best else ()),
             *(_of_precision(best, options.checked, estimates) if best else ()),
+            *(caveats(best, found.choices, possible, seconds) if best else ()),
             *(_of_host(best, estimates.limit_host_bytes) if best else ()),
             *estimates.rehearsed.notes,
         ),

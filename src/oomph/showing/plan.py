@@ -294,6 +294,7 @@ def _print_offers(console: Console, plans: Plans) -> None:
     for offer in plans.offers:
         print_prose(console, f"--allow {offer.allow}: {_given_by(offer, plans)}", indent=2)
         print_prose(console, _price_of(offer, plans), "dim", indent=4)
+    console.print()
 
 
 def _given_by(offer: Offer, plans: Plans) -> str:
