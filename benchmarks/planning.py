@@ -73,6 +73,9 @@ def _timed(work: Callable[[], object]) -> float:
 class CheckedWays(Combinations):
     """Answers whether a variant fits by what torch reserves, and nothing else."""
 
+    def has_host_for(self, _: Variant) -> bool:
+        return True
+
     def check(self, variant: Variant) -> Checked:
         size = self.reserved_bytes(variant)
         return Checked(device_bytes=size, fits="yes" if size <= LIMIT_BYTES else "no")

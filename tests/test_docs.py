@@ -100,12 +100,13 @@ def test_every_field_of_a_verification_is_documented() -> None:
 def test_every_field_of_a_plan_is_documented() -> None:
     from dataclasses import fields
 
-    from oomph.records.plan import Plan, Rejected, Shortfall, Trick
+    from oomph.records.plan import Offer, Plan, Rejected, Shortfall, Trick
     from oomph.records.prediction import Moment, Prediction, Unknown
     from oomph.records.workload import Variant
 
     documented = (ROOT / "docs" / "plan-format.md").read_text()
-    for record in (Plan, Trick, Variant, Prediction, Moment, Unknown, Rejected, Shortfall):
+    records = (Plan, Trick, Variant, Prediction, Moment, Unknown, Rejected, Shortfall, Offer)
+    for record in records:
         for field in fields(record):
             assert f"`{field.name}`" in documented, f"{record}.{field.name}"
 

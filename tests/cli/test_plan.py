@@ -18,6 +18,7 @@ from planning.test_answer_json import PROMISED, PROMISED_OF_A_PLAN
 
 import oomph
 from oomph.cli import main
+from oomph.errors import UsageError
 from oomph.records.check import AccumulationCheck, Checks
 from oomph.records.stored import as_json
 from oomph.showing.plan import print_plans
@@ -109,21 +110,24 @@ def test_the_answer_in_json_has_the_promised_fields_and_keeps_the_batch(told: An
         # "yes" may rest on a cache that torch frees near the end: the bar alone may be longer.
         assert plan["low_bytes"] <= plan["device_bytes"] <= min(plan["high_bytes"], 900 << 20)
         assert plan["relative_time"] >= 1
+        expected = plan["relative_time"] / found["plans"][0]["relative_time"]
+        assert plan["time_ratio"] == pytest.approx(expected)
         assert plan["why"]
     assert {one["what"] for one in found["rejected"]} >= {"lora", "tf32", "ddp", "sdpa"}
 
 
 def test_where_nothing_fits_it_says_by_how_much_and_what_would_do(told: Any) -> None:
     said = told(*HOPELESS, code=1)
-    assert "Nothing that is allowed fits" in said
-    assert "The smallest variant needs" in said
-    assert "its largest part is the CUDA context" in said
-    assert "It would fit on " in said
+    assert "Nothing is certain to fit. Closest: micro-batch " in said
+    assert " of 200.0 MiB." in said
+    assert "Its largest part: the CUDA context" in said
+    assert "The smallest GPU for it: " in said
     assert "something as fast fits" not in said
     found = answer(told, *HOPELESS, code=1)
     assert found["plans"] == []
     assert 0 < found["shortfall"]["missing_bytes"] < 400 << 20
     assert found["shortfall"]["smallest_gpu"] in {model.name for model in catalog()}
+    assert found["shortfall"]["device_bytes"] > 200 << 20
 
 
 def test_all_tricks_forbidden_is_the_workload_as_it_is_or_nothing(told: Any) -> None:
@@ -163,6 +167,9 @@ def test_a_narrow_terminal_cuts_no_line_in_two(told: Any, monkeypatch: pytest.Mo
     assert any(line.startswith("->") for line in lines)
     long = [line for line in lines if len(line) > 40 and " " in line.strip()]
     assert long == []
+    arrow = next(place for place, line in enumerate(lines) if line.startswith("->"))
+    assert lines[arrow + 1].startswith("    ")  # the tricks of the row, below its figures
+    assert "fp16" in lines[arrow + 1]
 
 
 # ---- files -------------------------------------------------------------------------------------
@@ -298,6 +305,37 @@ def test_what_a_check_found_decides_whether_a_trick_is_used(told: Any, tmp_path:
     told(*TIGHT, "--checks", str(path), code=4)
 
 
+def test_fp16_names_the_check_that_tries_it(told: Any, train: str) -> None:
+    found = answer(told, *TIGHT)
+    assert found["plans"][0]["precision"] == "fp16"
+    (said,) = (one for one in found["caveats"] if one.startswith("fp16"))
+    assert f"oomph check {train} --only fp16" in said
+
+
+def test_the_check_can_run_first_and_its_verdicts_are_used(told: Any) -> None:
+    found = answer(told, *TIGHT, "--check")
+    assert not any("is not known" in one for one in found["caveats"])
+    (said,) = (one for one in found["caveats"] if one.startswith("fp16"))
+    assert "oomph check ran it" in said
+
+
+def test_a_workload_too_large_to_be_checked_here_is_planned_all_the_same(
+    told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: Any, **__: Any) -> None:
+        raise UsageError("this model is too large to be checked", because="it is huge")
+
+    monkeypatch.setattr("oomph.verbs.check.check", too_large)
+    found = answer(told, *TIGHT, "--check")
+    assert found["plans"]
+    assert "not checked: this model is too large to be checked: it is huge" in found["caveats"]
+
+
+@pytest.mark.parametrize("flags", [["--check", "--checks", "checks.json"]])
+def test_checks_come_from_one_place(told: Any, flags: list[str]) -> None:
+    assert told(*TIGHT, *flags, code=2) == ""
+
+
 # ---- asked again -------------------------------------------------------------------------------
 
 
@@ -323,8 +361,7 @@ def test_what_was_asked_before_does_not_change_the_answer(
         for flags in questions:
             asked = ["plan", f"{path}:workload", *TIGHT, "--batch-size", "8", "--json", *flags]
             assert main(asked) == 0
-            found = json.loads(capsys.readouterr().out)
-        assert found.pop("workload") == f"{path}:workload"
+            found = json.loads(capsys.readouterr().out.replace(str(path), "train.py"))
         return found
 
     usual, memory = (), ("--prefer", "memory")

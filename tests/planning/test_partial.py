@@ -48,6 +48,12 @@ class Measured:
     def seconds(self, variant: Variant) -> float:
         return 10.0 if variant.checkpointing == "none" else 14.0
 
+    def has_host_for(self, _: Variant) -> bool:
+        return True
+
+    def paced_seconds(self, variant: Variant) -> tuple[float]:
+        return (self.seconds(variant),)
+
     def reserved_bytes(self, variant: Variant) -> int:
         return (1000 if variant.checkpointing == "none" else 200) * variant.micro_batch // 8
 

@@ -19,8 +19,8 @@ from oomph.planning.ranking import (
     Candidate,
     Checked,
     Found,
+    changes_in,
     find_front,
-    num_changes,
     search,
     stabilities_in,
     stability_of,
@@ -68,6 +68,13 @@ class World:
         is_timed = self.has_times or variant.num_gpus == 1
         return (1 + self._drawn(variant, "time", 40)) / 10 if is_timed else None
 
+    def has_host_for(self, _: Variant) -> bool:
+        return True
+
+    def paced_seconds(self, variant: Variant) -> tuple[float, ...]:
+        seconds = self.seconds(variant)
+        return () if seconds is None else (seconds,)
+
     def check(self, variant: Variant) -> Checked:
         device = self.device_bytes(variant)
         if device > self.limit_bytes:
@@ -109,6 +116,7 @@ def axes(variant: Variant, world: World) -> tuple[float, ...]:
         variant.num_gpus,
         world.host_bytes(variant),
         len(tricks),
+        sum(trick.stability != "same" for trick in tricks),
     )
 
 
@@ -189,9 +197,9 @@ def test_no_row_of_the_table_is_better_than_the_recommended_plan_at_no_cost(
     if found.best is None or not tricks_on(found.best):  # nothing to do is worth something
         return
 
-    def all_axes(one: Variant) -> tuple[float, ...]:
+    def all_axes(one: Variant) -> tuple[Any, ...]:
         kept = stabilities_in(one, choices)
-        return (*axes(one, world)[:5], kept.count("changes"), len(kept) - kept.count("same"))
+        return (*axes(one, world)[:5], changes_in(one, choices), len(kept) - kept.count("same"))
 
     best = all_axes(found.best)
     for shown in found.shown[1:]:
@@ -210,8 +218,50 @@ def test_what_was_allowed_is_recommended_only_where_it_is_needed(
     known = [one for one in variants(ALLOWED) if world.knows(one)]
     accepted = ("yes",) if found.is_certain else ("yes", "uncertain")
     fitting = [one for one in known if world.check(one).fits in accepted]
-    fewest = min(num_changes(one, ALLOWED) for one in fitting)
-    assert num_changes(found.best, ALLOWED) == fewest
+    mildest = min(changes_in(one, ALLOWED) for one in fitting)
+    assert changes_in(found.best, ALLOWED) == mildest
+
+
+@pytest.mark.parametrize(
+    ("allowed", "expected"),
+    [
+        (("lora", "qlora"), "lora"),
+        (("sgd", "lora"), "lora"),
+        (("adafactor", "qlora"), "adafactor"),
+        (("pure-bf16", "adafactor"), "pure-bf16"),
+        ((BATCH_SIZE, "sgd"), BATCH_SIZE),
+    ],
+)
+def test_of_two_allowed_changes_that_fit_the_milder_one_is_recommended(
+    allowed: tuple[str, ...], expected: str
+) -> None:
+    """Although the more severe one is faster and smaller."""
+    choices = choices_for(plain(batch_size=8, allow=frozenset(allowed)), ())
+
+    def names(variant: Variant) -> set[str]:
+        found = {trick.name for trick in tricks_on(variant)}
+        return found | ({BATCH_SIZE} if variant.batch_size != 8 else set())
+
+    class Tight(World):
+        def knows(self, _: Variant) -> bool:
+            return True
+
+        def least_bytes(self, variant: Variant) -> int:
+            used = {*allowed} & names(variant)
+            if len(used) != 1:
+                return 999
+            return 90 if expected in used else 50
+
+        def seconds(self, variant: Variant) -> float:
+            return 10.0 if expected in names(variant) else 1.0
+
+        def check(self, variant: Variant) -> Checked:
+            size = self.least_bytes(variant)
+            return Checked(device_bytes=size, fits="yes" if size <= 100 else "no")
+
+    found = search(choices, Tight(0, 100), 100)
+    assert found.best is not None
+    assert expected in names(found.best)
 
 
 def test_a_batch_that_fits_is_not_made_smaller_for_a_little_time() -> None:
@@ -277,6 +327,21 @@ def test_what_is_much_faster_than_the_best_is_shown_beside_it(
         if world.knows(one) and world.check(one).fits == "yes":
             seconds = world.seconds(one) or 0.0
             assert shown_s <= seconds * (1 + NEAR_RATIO) + 1e-9, one
+
+
+@whatever_it_takes
+@given(worlds)
+def test_what_all_gpus_would_give_is_shown_unless_fewer_give_as_much(world: World) -> None:
+    found = found_in(world, "balance")
+    if found.best is None or found.best.num_gpus == 4:
+        return
+    fitting = [
+        one for one in variants(SMALL) if world.knows(one) and world.check(one).fits == "yes"
+    ]
+    fewer_s = min((world.seconds(one) or inf for one in fitting if one.num_gpus < 4), default=inf)
+    on_all_s = min((world.seconds(one) or inf for one in fitting if one.num_gpus == 4), default=inf)
+    if on_all_s < fewer_s:  # nothing beats it, so it is on the front
+        assert any(shown.num_gpus == 4 for shown in found.shown)
 
 
 # ---- times that nobody knows -------------------------------------------------------------------

@@ -10,6 +10,8 @@ import pytest
 from oomph.predicting.combinations import without_accumulation
 from oomph.predicting.footprint import Footprint
 from oomph.predicting.speed import (
+    BEST,
+    WORST,
     MicroSteps,
     PricedFootprint,
     estimate,
@@ -25,7 +27,7 @@ from predicting.test_footprint import MANY, footprint
 
 def step_times(
     footprint: Footprint, model: GpuModel, num_gpus: int = 1
-) -> Callable[[int, int], float | None]:
+) -> Callable[..., float | None]:
     """Of a footprint that has its optimizer's step."""
     priced = PricedFootprint(footprint, prices_on(model, "fp32", num_gpus))
     return functools.partial(step_seconds, MicroSteps(priced, has_step=True), None)
@@ -43,6 +45,15 @@ def test_it_is_the_estimate_at_any_micro_batch(model: GpuModel, accumulation: in
         expected = estimate(ops, model, num_micro_steps=accumulation)
         assert expected is not None
         assert times(micro_batch, accumulation) == pytest.approx(expected.step_s)
+
+
+def test_at_any_pace_it_is_the_end_of_the_range_that_the_estimate_gives() -> None:
+    times = step_times(footprint("adamw", MANY), T4)
+    expected = estimate(traced("adamw", Variant(micro_batch=3, accumulation=2)).ops, T4)
+    assert expected is not None
+    assert times(3, 2, BEST) == pytest.approx(expected.low_s)
+    assert times(3, 2, WORST) == pytest.approx(expected.high_s)
+    assert times(3, 2) == pytest.approx(expected.step_s)  # and it is not kept
 
 
 def test_without_accumulation_it_is_the_estimate_but_for_the_division() -> None:

@@ -15,6 +15,7 @@ from oomph.sensing.host import (
     MachineCounters,
     OomKills,
     ProcessTree,
+    free_memory_bytes,
     num_cpus,
     read_counters,
     read_oom_kills,
@@ -165,3 +166,43 @@ def test_what_others_do_is_all_but_what_the_run_does(shell: subprocess.Popen[byt
     others, cores = span.others_cpu_cores or 0.0, span.cpu_cores or 0.0
     assert 0 <= others + cores <= (num_cpus() or 0) + 0.5  # two clocks that tick in hundredths
     assert span.swapped_in_bytes is not None
+
+
+# ---- how much memory a new process could take ----------------------------------------------------
+
+_MEMINFO = "MemTotal:       65536000 kB\nMemFree:          100000 kB\nMemAvailable:   32768000 kB\n"
+
+
+def test_free_memory_is_what_the_kernel_says_is_available(tmp_path: Path) -> None:
+    assert free_memory_bytes(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(_MEMINFO)
+    assert free_memory_bytes(tmp_path) == 32768000 * 1024
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "group", "limit", "used"),
+    [
+        ("0::/job/step", "sys/fs/cgroup/job", "memory.max", "memory.current"),
+        (
+            "4:memory:/job",
+            "sys/fs/cgroup/memory/job",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+        ),
+    ],
+)
+def test_the_limit_of_a_control_group_counts_also_of_an_outer_one(
+    tmp_path: Path, cgroup: str, group: str, limit: str, used: str
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text(_MEMINFO)
+    (tmp_path / "proc/self/cgroup").write_text(f"{cgroup}\n")
+    folder = tmp_path / group
+    (folder / "step").mkdir(parents=True)
+    (folder / "step" / limit).write_text("max\n")
+    (folder / limit).write_text(f"{8 << 30}\n")
+    (folder / used).write_text(f"{3 << 30}\n")
+    assert free_memory_bytes(tmp_path) == 5 << 30
+    (folder / used).write_text(f"{9 << 30}\n")
+    assert free_memory_bytes(tmp_path) == 0

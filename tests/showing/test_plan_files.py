@@ -27,6 +27,12 @@ def test_a_page_of_plans_gives_back_what_was_put_into_it(tmp_path: Path) -> None
     assert (line["name"], line["gpu"], line["num_plans"]) == ("plan.html", plans.gpu, len(plans))
 
 
+def test_a_page_of_an_older_oomph_without_offers_is_read(tmp_path: Path) -> None:
+    write_plan_page(*sample(), tmp_path / "plan.html")
+    changed(tmp_path / "plan.html", ',"offers":[]', "")
+    assert len(read_plan_file(tmp_path / "plan.html")["plans"]) == len(sample()[0])
+
+
 def test_a_single_plan_is_shown_alone_and_claims_nothing_of_others(tmp_path: Path) -> None:
     plan = sample()[0].plans[1]
     Planned.of(plan).save(tmp_path / "plan.json")

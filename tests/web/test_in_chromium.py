@@ -44,7 +44,7 @@ def pixels(page: Page) -> dict[str, int]:
 def test_the_title_states_the_answer(open_page: Open) -> None:
     page = open_page()
     assert title(page).startswith("Fits on v100-16gb: micro-batch 8 × 8, fp16")  # noqa: RUF001
-    assert "of 15.8 GiB, 1.06× the time" in title(page)  # noqa: RUF001
+    assert title(page).endswith("of 15.8 GiB.")  # the others' times are against this one's
     assert page.title() == title(page)
 
 

@@ -90,6 +90,7 @@ export interface Plans {
     smallest_gpu: string | null;
     num_gpus: number | null;
   } | null;
+  offers?: { allow: string; price: string; device_bytes: number; fits: Verdict }[];
   caveats: string[];
   num_candidates: number | null;
 }

@@ -29,7 +29,7 @@ export function tilesOf(plan: Plan): HTMLElement[] {
     tile("Resources", gpus ?? "", more.join(", ") || "nothing else"),
     tile(
       "Time",
-      relative_time === null ? "not known" : `${times(relative_time)} the fastest`,
+      relative_time === null ? "not known" : `${times(relative_time)} the recommended plan`,
       step,
     ),
   ];

@@ -7,9 +7,10 @@ import { codeOf, listsOf, tilesOf } from "./parts";
 import { scatter } from "./scatter";
 import { planTable } from "./table";
 import { timelineChart } from "./timeline";
-import { asGiven, bytes, headline, times, wayOut } from "./words";
+import { againstTheFirst, asGiven, bytes, headline, times, wayOut } from "./words";
 
-export function showPlans(root: HTMLElement, data: Plans): void {
+export function showPlans(root: HTMLElement, given: Plans): void {
+  const data = againstTheFirst(given);
   const { plans } = data;
   const title = h("h1", { id: "answer", "aria-live": "polite" });
   const why = h("p", { class: "why" });

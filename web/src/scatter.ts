@@ -113,7 +113,7 @@ function drawing(
     svg(
       "text",
       { class: "axis end", x: right, y: height - 6 },
-      "time of a step, to the fastest way",
+      "time of a step, to the recommended plan",
     ),
     svg("path", { class: "limit", d: `M${EDGE.left} ${y(limit)}H${right}` }),
     svg(

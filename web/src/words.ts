@@ -93,13 +93,25 @@ export function settings(plan: Plan): string[] {
 export const share = (prediction: Prediction): string =>
   `${gib(prediction.device_bytes)} of ${bytes(prediction.capacity_bytes)}`;
 
+/** The plans with each time as a ratio of the recommended plan's, as on the terminal. */
+export function againstTheFirst(plans: Plans): Plans {
+  const reference = plans.plans[0]?.relative_time ?? null;
+  const ratio = (time: number | null): number | null =>
+    time === null || !reference ? null : time / reference;
+  return {
+    ...plans,
+    plans: plans.plans.map((plan) => ({ ...plan, relative_time: ratio(plan.relative_time) })),
+  };
+}
+
 /** The answer in one sentence. */
 export function headline(plans: Plans, plan: Plan | null): string {
   if (!plan) {
     const missing = plans.shortfall ? `: ${bytes(plans.shortfall.missing_bytes)} are missing` : "";
     return `Nothing fits on ${plans.gpu}${missing}`;
   }
-  const time = plan.relative_time === null ? "" : `, ${times(plan.relative_time)} the time`;
+  const isOther = plan.relative_time !== null && !plan.recommended;
+  const time = isOther ? `, ${times(plan.relative_time ?? 1)} the time of the recommended plan` : "";
   const told = settings(plan).join(", ");
   return `${FITS[plan.prediction.fits]} ${plans.gpu}: ${told}. ${share(plan.prediction)}${time}.`;
 }
@@ -108,12 +120,16 @@ export function headline(plans: Plans, plan: Plan | null): string {
 export function wayOut(plans: Plans): string {
   const short = plans.shortfall;
   if (!short) return "";
+  const offers = (plans.offers ?? []).map(
+    ({ allow, device_bytes, fits }) =>
+      ` With --allow ${allow}: ${bytes(device_bytes)}${fits === "yes" ? ", which fits" : ""}.`,
+  );
   const ways = [
     short.smallest_gpu ? `on one ${short.smallest_gpu}` : "",
     short.num_gpus ? `sharded over ${short.num_gpus} × ${plans.gpu}` : "",
   ].filter(Boolean);
   const would = ways.length ? ` It would fit ${ways.join(", or ")}.` : "";
-  return `The largest single part is ${short.largest_part}.${would}`;
+  return `The largest single part is ${short.largest_part}.${would}${offers.join("")}`;
 }
 
 /** How the workload does without any change. */

@@ -11,6 +11,7 @@ import {
   room,
   seconds,
   settings,
+  againstTheFirst,
   wayOut,
 } from "../src/words";
 
@@ -45,8 +46,24 @@ const plans = {
 test("the headline is the answer in a sentence", () => {
   assert.equal(
     headline(plans, plan),
-    "Fits on v100-16gb: micro-batch 8 × 8, fp16. 13.9 of 15.8 GiB, 1.20× the time.",
+    "Fits on v100-16gb: micro-batch 8 × 8, fp16. 13.9 of 15.8 GiB, 1.20× the time of the recommended plan.",
   );
+});
+
+test("the recommended plan is the 1.00 of every time", () => {
+  const every = [1.2, 2.4, null].map((relative_time) => ({ ...plan, relative_time }));
+  const found = againstTheFirst({ ...plans, plans: every }).plans;
+  assert.deepEqual(
+    found.map(({ relative_time }) => relative_time),
+    [1, 2, null],
+  );
+  assert.ok(!headline(plans, { ...plan, recommended: true }).includes("time"));
+});
+
+test("where nothing fits it says what consent would give", () => {
+  const offers = [{ allow: "qlora", price: "", device_bytes: 8 * GIB, fits: "yes" as const }];
+  const shortfall = { missing_bytes: GIB, largest_part: "a", smallest_gpu: null, num_gpus: null };
+  assert.match(wayOut({ ...plans, shortfall, offers }), /With --allow qlora: 8.0 GiB, which fits/);
 });
 
 test("a time that nobody knows is not told", () => {

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from oomph.records.check import Checks
     from oomph.records.plan import Plans
     from oomph.records.script import Script, ScriptChanges
 
@@ -28,6 +29,7 @@ examples:
   oomph plan train.py:workload --gpu rtx4090 --prefer memory --html plan.html
   oomph plan train.py:workload --gpu a100-40gb --max-gpus 4 --allow lora
   oomph plan train.py:workload --gpu-memory 12GiB --forbid fp16 -o plan.json
+  oomph plan train.py:workload --gpu v100-16gb --check
   oomph check train.py:workload --json > checks.json
   oomph plan train.py:workload --gpu rtx4090 --checks checks.json
 
@@ -62,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fill at most this share of the GPU, e.g. 90%% (default: all that CUDA can use)",
     )
     parser.add_argument(
+        "--host-memory",
+        metavar="SIZE",
+        help="memory of the host that offload may take, e.g. 64GiB (default: what is free,"
+        " for a GPU of this machine; otherwise unknown)",
+    )
+    parser.add_argument(
         "--prefer",
         choices=("balance", "time", "memory", "resources"),
         default="balance",
@@ -74,6 +82,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHECKS.JSON",
         help="output of oomph check --json: use its verdicts on which tricks are safe",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="run oomph check first, on the CPU of this machine, and use its verdicts",
+    )
     parser.add_argument("-o", metavar="PLAN.JSON", help="write the recommended plan to this file")
     parser.add_argument(
         "--diff",
@@ -84,10 +97,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from dataclasses import replace
+
     from oomph.records.plan import PlanOptions
     from oomph.records.workload import check_lora
     from oomph.verbs.plan import checked_tricks, code_of, plan_with_options, save_plan
 
+    trained = what_to_train(options)
+    _check_diff(options, trained)
+    _check_files(options)
+    checks, unchecked = _checks(options, trained)
     plan_options = PlanOptions(
         batch_size=options.batch_size,
         max_gpus=options.max_gpus,
@@ -95,19 +114,17 @@ def run(options: argparse.Namespace) -> int:
         forbid=_names(options.forbid),
         prefer=options.prefer,
         target_ratio=options.target_memory,
-        checked=checked_tricks(options.checks),
+        checked=checked_tricks(checks),
         keeps=options.keeps,
         **check_lora(options.lora_rank, options.lora_targets),
     )
-    trained = what_to_train(options)
-    _check_diff(options, trained)
-    _check_files(options)
     try:
         plans = plan_with_options(
             trained,
             plan_options,
             gpu=options.gpu,
             gpu_memory=options.gpu_memory,
+            host_memory=options.host_memory,
             say=_say,
             draws=bool(options.html),
             unprotected=options.unprotected,
@@ -115,6 +132,8 @@ def run(options: argparse.Namespace) -> int:
         )
     finally:
         _say("")  # clear the line, also before an error
+    if unchecked:
+        plans = replace(plans, caveats=(*plans.caveats, *unchecked))
     _print(
         plans, as_json=options.json
     )  # first, so that an error in writing files does not lose the answer
@@ -127,6 +146,32 @@ def run(options: argparse.Namespace) -> int:
 
         write_plan_page(plans, plans.timelines, tuple(map(code_of, plans)), options.html)
     return _exit_code(plans)
+
+
+def _checks(
+    options: argparse.Namespace, trained: str | Script
+) -> tuple[Checks | str | None, list[str]]:
+    """Return what checks found, or their file, and what they could not find out."""
+    from oomph.errors import UsageError
+    from oomph.verbs.check import check
+
+    if not options.check:
+        return options.checks, []
+    if options.checks or not isinstance(trained, str):
+        raise UsageError(
+            "--check runs the checks of a workload",
+            because="--checks names a file of them" if options.checks else "this is a script",
+            attempt="oomph plan train.py:workload --gpu v100-16gb --check",
+        )
+    try:
+        checks = check(trained, say=_say)
+    except UsageError as error:  # too large for this machine: the plan is still of use
+        why = f"{error.what}: {error.because}" if error.because else error.what
+        return None, [f"not checked: {why}"]
+    finally:
+        _say("")
+    unsure = [(name, one) for name, one in checks if one.verdict not in ("passes", "fails")]
+    return checks, [f"oomph check on {name}: {one.conclusion}" for name, one in unsure]
 
 
 def _check_files(options: argparse.Namespace) -> None:

@@ -96,6 +96,7 @@ class Estimates:
         self.rehearsed, self._rehearser, self._say = rehearsed, rehearser, say
         self._store = store
         self._capability = target.capability
+        self.limit_host_bytes = target.host_bytes  # None: unknown
         self._ready = target.with_torch(rehearsed.torch_version)
         self.card = self._ready.filled_to(options.target_ratio)
         on = self.card.multiprocessors
@@ -118,8 +119,21 @@ class Estimates:
         return self.lines.of(variant).seconds(variant) if self.knows(variant) else None
 
     @_failing_alone
+    def paced_seconds(self, variant: Variant) -> Sequence[float]:
+        """Return the time at each pace that host and bus may have; empty if unknown."""
+        return self.lines.of(variant).paced_seconds(variant) if self.knows(variant) else ()
+
+    @_failing_alone
     def host_bytes(self, variant: Variant) -> int:
         return self.lines.of(variant).host_bytes(variant)
+
+    def has_host_for(self, variant: Variant) -> bool:
+        """Return whether the host has the memory for it, as far as that is known.
+
+        Each GPU has a process of its own, all on one host.
+        """
+        limit = self.limit_host_bytes
+        return limit is None or self.host_bytes(variant) * variant.num_gpus <= limit
 
     @_failing_alone
     def reserved_bytes(self, variant: Variant) -> int:

@@ -17,7 +17,8 @@ from oomph.errors import CannotBePutOn, UsageError, UserCodeError
 from oomph.planning.choices import Choices, check_names, variants
 from oomph.planning.estimates import Estimates
 from oomph.planning.lines import Failed
-from oomph.planning.ranking import NEAR_RATIO, Found, best_partial, num_changes, search
+from oomph.planning.offers import find_offers
+from oomph.planning.ranking import NEAR_RATIO, Found, best_partial, changes_in, search
 from oomph.planning.reasons import OF_LOADING, as_plans
 from oomph.planning.rehearsal_store import RehearsalStore
 from oomph.planning.rehearsals import Rehearsed, Rehearser, Unrehearsed, choices_of, first_look
@@ -28,6 +29,7 @@ from oomph.records.prediction import Prediction
 from oomph.records.script import Script, ScriptChanges
 from oomph.records.workload import LORA_RANK, Variant, Workload
 from oomph.sensing.target import Target
+from oomph.tricks.definition import Severity
 
 if TYPE_CHECKING:
     from oomph.rehearsing.script.sandboxed import ScriptRehearser
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 class _Rank(NamedTuple):
     """How good a variant is before its memory is known. Less is better."""
 
-    num_changes: int
+    changes: tuple[Severity, ...]
     num_gpus: int
     batch_s: float
 
@@ -73,10 +75,17 @@ class Search:
                 found = self._searched()
                 predicted = self._predicted(found) if self._is_true(found) else None
                 if predicted is not None:
-                    plans = as_plans(workload, self.options, self.estimates, found, predicted)
+                    plans = self._answer(workload, found, predicted)
                     return self._drawn(plans) if draws else plans
             except Failed as failed:
                 self.estimates.lines.leave_out(failed)
+
+    def _answer(
+        self, workload: str, found: Found, predicted: Sequence[tuple[Variant, Prediction]]
+    ) -> Plans:
+        self.say("comparing what was not allowed")
+        offers = find_offers(found, self.estimates, self.options, self._capability)
+        return as_plans(workload, self.options, self.estimates, found, predicted, offers)
 
     # ---- searching -------------------------------------------------------------------------------
 
@@ -138,7 +147,7 @@ class Search:
         """Rank a variant by the time of a similar one that may already be known."""
         seconds = self.estimates.seconds(like)
         return _Rank(
-            num_changes=num_changes(variant, choices),
+            changes=changes_in(variant, choices),
             num_gpus=0 if self.options.prefer == "time" else variant.num_gpus,
             batch_s=inf if seconds is None else seconds * choices.batch_size / variant.batch_size,
         )
@@ -154,9 +163,9 @@ class Search:
             return True
         if variant.optimizer_in_backward and not self.estimates.may_fit_in_backward(usual):
             return False
-        if reached is None or rank.num_changes < reached.num_changes:
+        if reached is None or rank.changes < reached.changes:
             return True
-        if rank.num_changes > reached.num_changes:
+        if rank.changes > reached.changes:
             return False
         if self.options.prefer == "memory":
             return True
@@ -167,18 +176,20 @@ class Search:
 
     def _fits(self, variant: Variant) -> bool:
         """Return whether the variant certainly fits, judging from the rehearsals of its parts."""
-        return self.estimates.knows(variant) and self.estimates.check(variant).fits == "yes"
+        estimates = self.estimates
+        is_possible = estimates.knows(variant) and estimates.has_host_for(variant)
+        return is_possible and estimates.check(variant).fits == "yes"
 
     def _with_partial(self, found: Found) -> Found:
         """Compare again with only some blocks recomputed, if that may beat all or none."""
         best, choices, estimates = found.best, found.choices, self.estimates
         if best is None or "blocks" not in choices.settings["checkpointing"]:
             return found
-        num = num_changes(best, choices)
+        changes = changes_in(best, choices)
         alike = [
             variant
             for variant in found.compared
-            if num_changes(variant, choices) == num
+            if changes_in(variant, choices) == changes
             and variant.checkpointing == "none"
             and self._is_like(variant, best)
         ]

@@ -5,20 +5,29 @@ Caveats use this model's numbers, not rules of thumb.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from oomph.exporting.planned import Planned
 from oomph.planning.choices import Choices
 from oomph.planning.estimates import Estimates, micro_batch_limits
+from oomph.planning.offers import missing_bytes, smallest_gpu
 from oomph.planning.ranking import Found, own_of, stability_in, tricks_of
 from oomph.planning.rehearsals import in_short, in_words, pairs_in, variant_for_passes
 from oomph.predicting.combinations import pass_settings_of, step_of
-from oomph.predicting.overhead import usable_bytes
-from oomph.records.plan import Plan, PlanOptions, Plans, Preference, Rejected, Shortfall, Trick
+from oomph.records.plan import (
+    Offer,
+    Plan,
+    PlanOptions,
+    Plans,
+    Preference,
+    Rejected,
+    Shortfall,
+    Stability,
+    Trick,
+)
 from oomph.records.prediction import Prediction
 from oomph.records.workload import Possible, Variant
-from oomph.sensing.catalog import all_models
 from oomph.units import format_bytes, format_rate, format_ratio
 
 OF_LOADING = "the loader must keep up with"  # the start of a caveat about samples per second
@@ -33,6 +42,7 @@ def as_plans(
     estimates: Estimates,
     found: Found,
     predicted: Sequence[tuple[Variant, Prediction]],
+    offers: tuple[Offer, ...] = (),
 ) -> Plans:
     """Return the whole answer for the shown variants and their predictions."""
     possible, seconds = estimates.rehearsed.possible, estimates.seconds
@@ -51,8 +61,11 @@ def as_plans(
         plans=plans,
         rejected=(*found.choices.rejected, *_not_compared(estimates, found)),
         shortfall=_shortfall(estimates, found) if best is None else None,
+        offers=offers,
         caveats=(
+            *(_of_precision(best, options.checked, estimates) if best else ()),
             *(caveats(best, found.choices, possible, seconds) if best else ()),
+            *(_of_host(best, estimates.limit_host_bytes) if best else ()),
             *estimates.rehearsed.notes,
         ),
         largest_micro_batch=_largest_as_is(estimates),
@@ -170,12 +183,11 @@ def _time(plan: Plan) -> float:
 
 
 def caveats(best: Plan, choices: Choices, possible: Possible, seconds: Seconds) -> tuple[str, ...]:
-    """Return what accumulation, recomputation and mixed precision really cost here."""
+    """Return what accumulation and recomputation really cost here."""
     variant = best.variant
     found = (
         _of_accumulation(variant, seconds, choices, possible),
         _of_recomputation(variant, seconds),
-        _OF_PRECISION.get(variant.precision),
         _OF_DROPOUT if variant.accumulation > 1 and possible.has_dropout else None,
         _of_loading(best.prediction.samples_per_s),
         _of_outputs(best.prediction.outputs_bytes),
@@ -183,12 +195,28 @@ def caveats(best: Plan, choices: Choices, possible: Possible, seconds: Seconds) 
     return tuple(caveat for caveat in found if caveat)
 
 
-_OF_PRECISION = {
-    "fp16": "fp16: oomph plan does not check whether this model's values overflow;"
-    " watch the loss scaler for skipped steps",
-    "bf16": "bf16 has the range of fp32 but only 8 significant bits: compare the first losses",
-}
+_OF_BF16 = "bf16 has the range of fp32 but only 8 significant bits: compare the first losses"
+_OF_FP16 = "fp16: whether this model's values overflow is not known"
+_WATCH = "watch the loss scaler for skipped steps"
 _OF_DROPOUT = "dropout masks differ per micro-batch: equal on average, not bit-identical"
+
+
+def _of_precision(
+    best: Plan, checked: Mapping[str, Stability], estimates: Estimates
+) -> tuple[str, ...]:
+    """Return what is not known of a lower precision, and the command that finds out."""
+    precision = best.precision
+    if precision == "bf16":
+        return () if precision in checked else (_OF_BF16,)
+    if precision != "fp16":
+        return ()
+    if precision in checked:
+        return (f"fp16: oomph check ran it with a few examples; {_WATCH}",)
+    if estimates.rehearsed.given is not None:  # a script; oomph check needs a workload
+        return (f"{_OF_FP16}: {_WATCH}",)
+    path, _, name = best.workload.rpartition(":")
+    where = f"oomph check {best.workload} --only fp16" if path and name else "oomph.check(workload)"
+    return (f"{_OF_FP16}. Next: {where}, or oomph plan --check; in training, {_WATCH}",)
 
 
 def _of_accumulation(
@@ -216,6 +244,18 @@ def _of_recomputation(variant: Variant, seconds: Seconds) -> str | None:
     if here is None or kept is None:
         return None
     return f"recomputation makes a step about {_slower(here / kept)} at this micro-batch"
+
+
+def _of_host(best: Plan, limit_bytes: int | None) -> list[str]:
+    """Return what the plan takes of the host's memory."""
+    taken = best.prediction.host_bytes * best.gpus
+    if not taken:
+        return []
+    if limit_bytes is None:
+        known = "how much there is, is unknown: --host-memory SIZE"
+    else:
+        known = f"{format_bytes(limit_bytes)} is free"
+    return [f"needs {format_bytes(taken)} of host memory; {known}"]
 
 
 def _of_outputs(more_bytes: int) -> str | None:
@@ -249,6 +289,7 @@ def _not_compared(estimates: Estimates, found: Found) -> list[Rejected]:
     if not points:
         return [
             *_skipped(found),
+            *_without_host(estimates, found.compared),
             *_without_a_line(estimates, found.compared),
             *_failed(estimates, found.compared),
             *_not_put_together(estimates, found.compared),
@@ -271,6 +312,23 @@ def _skipped(found: Found) -> list[Rejected]:
     if len(found.choices.shardings) > 1:
         which += ", or on several GPUs with selective recomputation"
     return [Rejected(what=f"{found.num_skipped} variants {which}", why=why)]
+
+
+def _without_host(estimates: Estimates, compared: Sequence[Variant]) -> list[Rejected]:
+    """Count the variants that need more host memory than there is."""
+    limit = estimates.limit_host_bytes
+    if limit is None:
+        return []
+    needs = [
+        estimates.host_bytes(variant) * variant.num_gpus
+        for variant in compared
+        if estimates.knows(variant) and not estimates.has_host_for(variant)
+    ]
+    if not needs:
+        return []
+    least, free = format_bytes(min(needs)), format_bytes(limit)
+    why = f"they need {least} of host memory or more, and {free} is free"
+    return [Rejected(what=f"{len(needs)} variants with offload", why=why)]
 
 
 def _without_a_line(estimates: Estimates, compared: Sequence[Variant]) -> list[Rejected]:
@@ -341,27 +399,32 @@ def _largest(fits: Callable[[int], bool], known: int) -> int:
 
 def _shortfall(estimates: Estimates, found: Found) -> Shortfall:
     smallest = estimates.predicted(found.smallest, is_exact=False)
-    sizes = [(model.name, usable_bytes(model).low_bytes) for model in all_models()]
-    return shortfall(smallest, sizes, num_gpus_needed(smallest))
+    can_share = not any(rejected.what == "fsdp" for rejected in _beyond_gpus(found))
+    return shortfall(
+        smallest, smallest_gpu(smallest), num_gpus_needed(smallest) if can_share else None
+    )
 
 
-def shortfall(
-    smallest: Prediction, gpus: Sequence[tuple[str, int]], num_gpus: int | None
-) -> Shortfall:
-    """Return how much more memory the smallest variant needs, and what would be enough.
+def _beyond_gpus(found: Found) -> list[Rejected]:
+    """Return what was rejected for another reason than the number of GPUs."""
+    return [one for one in found.choices.rejected if "--max-gpus" not in one.why]
 
-    `gpus` are names and bytes.
-    """
+
+def shortfall(smallest: Prediction, enough: str | None, num_gpus: int | None) -> Shortfall:
+    """Return how much more memory the smallest variant needs, and what would be enough."""
     # Outside torch's allocator: the CUDA context with the loaded kernels.
     outside = {"the CUDA context": smallest.device_bytes - smallest.reserved_bytes}
     inside = {str(category): size for category, size in smallest.by_category.items()}
     category, largest = max({**inside, **outside}.items(), key=lambda item: item[1])
-    enough = [(size, name) for name, size in gpus if size >= smallest.high_bytes]
     return Shortfall(
-        missing_bytes=max(smallest.device_bytes - smallest.capacity_bytes, 0),
+        missing_bytes=missing_bytes(smallest),
         largest_part=f"{category} {format_bytes(largest)}",
-        smallest_gpu=min(enough)[1] if enough else None,
+        smallest_gpu=enough,
         num_gpus=num_gpus,
+        variant=smallest.variant,
+        device_bytes=smallest.device_bytes,
+        high_bytes=smallest.high_bytes,
+        step_s=smallest.step_s,
     )
 
 

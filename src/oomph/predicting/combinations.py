@@ -25,7 +25,10 @@ from oomph.predicting.rates import MatmulPrecision
 from oomph.predicting.reductions import NONE, Multiprocessors
 from oomph.predicting.replay import replay_requests
 from oomph.predicting.speed import (
+    LIKELY,
+    SHARED,
     MicroSteps,
+    Pace,
     PricedFootprint,
     prices_on,
     second_micro_step,
@@ -494,7 +497,7 @@ class Combinations:
 
     # ---- time
 
-    def seconds(self, variant: Variant) -> float | None:
+    def seconds(self, variant: Variant, pace: Pace = LIKELY) -> float | None:
         """Return the seconds of one optimizer step; None if a needed rate is unknown."""
         return self._seconds(
             pass_settings_of(variant),
@@ -502,7 +505,13 @@ class Combinations:
             "tf32" if variant.precision == "tf32" else "fp32",
             variant.micro_batch,
             variant.accumulation,
+            pace,
         )
+
+    def paced_seconds(self, variant: Variant) -> tuple[float, ...]:
+        """Return the seconds at each pace that host and bus may have; empty if unknown."""
+        found = [self.seconds(variant, pace) for pace in SHARED]
+        return tuple(seconds for seconds in found if seconds is not None)
 
     @_once
     def _seconds(
@@ -512,6 +521,7 @@ class Combinations:
         matmul: MatmulPrecision,
         micro_batch: int,
         accumulation: int,
+        pace: Pace,
     ) -> float | None:
         has_step = self._has_step(settings, step)
         return step_seconds(
@@ -519,6 +529,7 @@ class Combinations:
             None if has_step else self._optimizer_step(step, matmul),
             micro_batch,
             accumulation,
+            pace,
         )
 
     @_once

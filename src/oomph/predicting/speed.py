@@ -295,7 +295,7 @@ def middle_micro_step(names: Sequence[str], first: Numbers, last: Numbers) -> Nu
 
 # In the study behind the likely pace, ratios between steps of one model were off by 7 % on average
 # and 11 % at worst, but by up to 50 % if one of the two is launch-bound.
-_ANCHORED_RATIO = 0.11
+RATIO_OFF = 0.11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +315,15 @@ class Pace:
 LIKELY = Pace()
 BEST = Pace(kernels=0.80, host=0.55, beside=0.7)
 WORST = Pace(kernels=1.60, host=2.2, beside=2.0)
+# Two steps of one model on one machine have the same host and the same bus, whatever their pace is.
+# Kernels stay as they are: only the pace of the others relative to theirs moves a ratio of steps.
+SHARED = (
+    LIKELY,
+    Pace(host=BEST.host),
+    Pace(host=WORST.host),
+    Pace(beside=BEST.beside),
+    Pace(beside=WORST.beside),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,7 +390,7 @@ def anchored(predicted: StepTime, reference: StepTime, measured_s: float) -> Ste
         )
     factor = measured_s / reference.step_s
     step_s = predicted.step_s * factor
-    low_s, high_s = step_s * (1 - _ANCHORED_RATIO), step_s * (1 + _ANCHORED_RATIO)
+    low_s, high_s = step_s * (1 - RATIO_OFF), step_s * (1 + RATIO_OFF)
     if predicted.bound_by != reference.bound_by:
         low_s, high_s = min(low_s, predicted.low_s), max(high_s, predicted.high_s)
     return replace(
@@ -423,10 +432,7 @@ class _Step:
 
     def simulate(self, pace: Pace) -> Clocks:
         """Return the clocks after the whole step."""
-        import numpy as np
-
-        is_gpus = np.array([lane.is_gpus for lane in self.priced.lanes], dtype=bool)
-        seconds = self.seconds * np.where(is_gpus, pace.kernels, pace.beside)
+        seconds = self.seconds * _ratios(self.priced.lanes, pace)
         host_s = self.priced.host_s * pace.host
         clocks = Clocks()
         for order, repeats in self.parts:
@@ -447,6 +453,14 @@ class _Step:
         if clocks.link.busy_s:
             busy["communication"] = clocks.link.waited_s
         return busy
+
+
+def _ratios(lanes: Sequence[Lane], pace: Pace) -> Seconds:
+    """Return what each kernel takes at a pace, as a ratio of what it likely takes."""
+    import numpy as np
+
+    is_gpus = np.array([lane.is_gpus for lane in lanes], dtype=bool)
+    return np.where(is_gpus, pace.kernels, pace.beside)
 
 
 def _parts(work: Work, priced: Priced, num_micro_steps: int | None) -> list[tuple[Order, int]]:
@@ -491,6 +505,7 @@ class PricedFootprint:
 
     footprint: Footprint
     prices: Prices
+    _optimizer_steps: dict[Pace, Paced] = field(default_factory=dict)
 
     @functools.cached_property
     def _kernels(self) -> Priced | None:
@@ -527,6 +542,13 @@ class PricedFootprint:
         kernels = self._kernels
         return np.zeros(len(self.footprint.kernels)) if kernels is None else kernels.host_s
 
+    def paced(self, micro_batch: int, pace: Pace) -> tuple[Seconds, Seconds]:
+        """Return the seconds of each kernel at a micro-batch and a pace, and the host's."""
+        seconds = self.seconds(micro_batch)
+        if pace == LIKELY or self._kernels is None:
+            return seconds, self.host_s
+        return seconds * _ratios(self._kernels.lanes, pace), self.host_s * pace.host
+
     def order(self, op: Numbers) -> Order:
         import numpy as np
 
@@ -542,11 +564,12 @@ class PricedFootprint:
         sends = any(name in COMMUNICATION for name in names)
         return np.array([sends or name != "wait" for name in names], dtype=bool)
 
-    @functools.cached_property
-    def optimizer_step(self) -> Paced:
+    def optimizer_step(self, pace: Pace = LIKELY) -> Paced:
         """Return the optimizer's own part of a step."""
-        order = self.order(self.footprint.op[self.footprint.is_op_of_step])
-        return order.paced(self.seconds(0), self.host_s)
+        if pace not in self._optimizer_steps:
+            order = self.order(self.footprint.op[self.footprint.is_op_of_step])
+            self._optimizer_steps[pace] = order.paced(*self.paced(0, pace))
+        return self._optimizer_steps[pace]
 
 
 @dataclass(frozen=True, eq=False)
@@ -556,24 +579,25 @@ class MicroSteps:
     priced: PricedFootprint
     has_step: bool = False  # the optimizer runs in backward, so all ops belong here
     is_one: bool = False  # even if it runs backward several times
-    _known: dict[tuple[int, int], Clocks] = field(default_factory=dict)
+    _known: dict[tuple[int, int, Pace], Clocks] = field(default_factory=dict)
 
-    def clocks(self, micro_batch: int, num: int) -> Clocks:
+    def clocks(self, micro_batch: int, num: int, pace: Pace = LIKELY) -> Clocks:
         """Return the clocks after `num` micro-steps; the caller may advance them."""
-        return self._finished(micro_batch, num).copy()
+        return self._finished(micro_batch, num, pace).copy()
 
-    def one_more_s(self, micro_batch: int, num: int) -> float:
+    def one_more_s(self, micro_batch: int, num: int, pace: Pace = LIKELY) -> float:
         """Return how long the last of `num` micro-steps takes."""
-        return self._finished(micro_batch, num).gpu - self._finished(micro_batch, num - 1).gpu
+        before = self._finished(micro_batch, num - 1, pace)
+        return self._finished(micro_batch, num, pace).gpu - before.gpu
 
-    def _finished(self, micro_batch: int, num: int) -> Clocks:
-        key = micro_batch, num
+    def _finished(self, micro_batch: int, num: int, pace: Pace) -> Clocks:
+        key = micro_batch, num, pace
         if key not in self._known:
             first, middle, last, after = self._parts
             in_order = [first, after] if num == 1 else [first, *[middle] * (num - 2), last, after]
-            seconds, clocks = self.priced.seconds(micro_batch), Clocks()
+            (seconds, host_s), clocks = self.priced.paced(micro_batch, pace), Clocks()
             for part in in_order:
-                part.paced(seconds, self.priced.host_s).run(clocks)
+                part.paced(seconds, host_s).run(clocks)
             self._known[key] = clocks
         return self._known[key]
 
@@ -594,7 +618,11 @@ class MicroSteps:
 
 
 def step_seconds(
-    micro_steps: MicroSteps, step: PricedFootprint | None, micro_batch: int, accumulation: int
+    micro_steps: MicroSteps,
+    step: PricedFootprint | None,
+    micro_batch: int,
+    accumulation: int,
+    pace: Pace = LIKELY,
 ) -> float | None:
     """Return the seconds of one optimizer step; None if a needed rate is unknown.
 
@@ -603,11 +631,11 @@ def step_seconds(
     if not micro_steps.priced.is_known or (step is not None and not step.is_known):
         return None
     num_simulated = min(accumulation, _SIMULATED)
-    clocks = micro_steps.clocks(micro_batch, num_simulated)
+    clocks = micro_steps.clocks(micro_batch, num_simulated, pace)
     more_s = 0.0
     if accumulation > num_simulated:  # from here on all take equally long
-        one_more_s = micro_steps.one_more_s(micro_batch, num_simulated)
+        one_more_s = micro_steps.one_more_s(micro_batch, num_simulated, pace)
         more_s = (accumulation - num_simulated) * one_more_s
     if step is not None:
-        step.optimizer_step.run(clocks)
+        step.optimizer_step(pace).run(clocks)
     return clocks.end() + more_s

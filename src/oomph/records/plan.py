@@ -118,7 +118,9 @@ class Plan:
         """Return the line with another wording for the split of the batch."""
         names = ", ".join(t.name for t in self.tricks if t.name != "accumulation") or "as it is"
         gpus = "" if self.gpus == 1 else f", {self.gpus} GPUs"
-        time = "" if self.relative_time is None else f", {self.relative_time:.2f} x the time"
+        time = ""
+        if self.relative_time is not None:
+            time = f", {self.relative_time:.2f} x the time of the fastest with unlimited memory"
         return (
             f"{split}{gpus}, {names}: update {self.stability},"
             f" {format_bytes(self.prediction.device_bytes)} of"
@@ -136,12 +138,33 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
-    """Why nothing fits, and what would be enough."""
+    """Why nothing fits without consent, how near the nearest plan comes, and what would do."""
 
     missing_bytes: int  # of the smallest plan
     largest_part: str  # "optimizer 12.4 GiB"
     smallest_gpu: str | None  # in the catalogue, that fits the smallest plan
     num_gpus: int | None  # of the requested kind, if sharded
+    variant: Variant | None = None  # the smallest plan
+    device_bytes: int | None = None  # its memory
+    high_bytes: int | None = None
+    step_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a trick that was not allowed would give, and its price."""
+
+    allow: str  # the trick, as --allow takes it
+    price: str  # what of training changes, as a clause
+    variant: Variant
+    fits: Verdict
+    device_bytes: int
+    high_bytes: int
+    missing_bytes: int  # 0 if it fits
+    host_bytes: int
+    step_s: float | None  # of one optimizer step, with its own batch size
+    time_ratio: float | None  # for as many examples, to the recommended plan
+    smallest_gpu: str | None  # in the catalogue, that fits it; None if this GPU does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +197,25 @@ class Plans:
     seen: Seen | None = None  # for a script: what it does
     changes: ScriptChanges | None = None  # for a script: what to change in it for the best plan
     timelines: tuple[Timeline, ...] = ()  # of each plan, if they are to be drawn
+    offers: tuple[Offer, ...] = ()  # with tricks that were not allowed; the mildest change first
 
     @property
     def best(self) -> Plan | None:
         return self.plans[0] if self.plans else None
+
+    @property
+    def time_ratios(self) -> tuple[float | None, ...]:
+        """Return each plan's time as a ratio of the recommended plan's; None if unknown."""
+        reference = self.best.relative_time if self.best else None
+        return tuple(
+            plan.relative_time / reference if plan.relative_time and reference else None
+            for plan in self.plans
+        )
+
+    @property
+    def is_about_several(self) -> bool:
+        """Return whether a plan uses more than one GPU."""
+        return any(plan.gpus > 1 for plan in self.plans)
 
     def __getitem__(self, place: int) -> Plan:
         return self.plans[place]
@@ -211,13 +249,17 @@ def as_answer(plans: Plans) -> dict[str, Any]:
         "capacity_bytes": plans.capacity_bytes,
         "fits_as_is": plans.fits_as_is,
         "as_is": _cost(plans.as_is),
-        "plans": [_as_row(plan) for plan in plans],
+        "plans": [
+            {**_as_row(plan), "time_ratio": ratio}
+            for plan, ratio in zip(plans, plans.time_ratios, strict=True)
+        ],
         "rejected": to_jsonable(plans.rejected),
         "shortfall": to_jsonable(plans.shortfall),
         "caveats": list(plans.caveats),
         "num_candidates": plans.num_candidates,
         "largest_micro_batch": plans.largest_micro_batch,
         "seen": to_jsonable(plans.seen),
+        "offers": to_jsonable(plans.offers),
     }
 
 

@@ -97,7 +97,7 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
 def _number(content: str, name: str) -> int | None:
     """Return the number after a name; the content has one pair per line."""
     _, found, rest = f"\n{content}".partition(f"\n{name} ")
-    number = rest.partition("\n")[0].strip()
+    number = rest.partition("\n")[0].removesuffix(" kB").strip()
     return int(number) if found and number.isdecimal() else None
 
 
@@ -203,6 +203,40 @@ def _living(pid: int) -> Stat | None:
 def num_cpus() -> int | None:
     """Return how many CPUs this process and its children may use."""
     return len(os.sched_getaffinity(0))
+
+
+# ---- how much memory a new process could take ----
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int | None:
+    """Return the memory that is free for a new process; None if the kernel does not say.
+
+    proc(5): MemAvailable. A control group around this process, or around that one, may allow less.
+    """
+    available = _number(_content(root / "proc/meminfo").replace(":", ""), "MemAvailable")
+    if available is None:
+        return None
+    return min([available * _KIB, *_left_in_groups(root)])
+
+
+_KIB = 1024  # of a "kB" in /proc/meminfo
+# Files of limit and use in a control group, version 2 and 1: cgroups(7), memory.rst of the kernel.
+_OF_MEMORY = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """Yield what is left in each of our control groups that has a limit of memory."""
+    for base, group in _groups(root, "memory"):
+        for one in (group, *group.parents):
+            if not one.is_relative_to(base):
+                break
+            for names in _OF_MEMORY:
+                limit, used = (_content(one / name).strip() for name in names)
+                if limit.isdecimal() and used.isdecimal():  # "max": there is no limit
+                    yield max(int(limit) - int(used), 0)
 
 
 # ---- has the kernel killed processes of this run because host memory ran out? ----

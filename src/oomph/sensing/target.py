@@ -21,6 +21,7 @@ from oomph.records.prediction import StepFrom
 from oomph.sensing.calibration import calibration_of, with_rates
 from oomph.sensing.catalog import find, find_by_nvml_name
 from oomph.sensing.devices import read_machine
+from oomph.sensing.host import free_memory_bytes
 from oomph.sensing.mapping import only_visible
 from oomph.units import MIB, TIB, format_bytes, parse_bytes
 
@@ -39,6 +40,7 @@ class Target:
     assumed: str | None  # what the name left open
     taken_bytes: int = 0  # for a GPU of this machine: what others hold on it now
     is_emulated: bool = False  # without a CUDA context
+    host_bytes: int | None = None  # memory of the host that is free for training; None: unknown
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -131,8 +133,24 @@ def _changed(usable: Interval, change: Callable[[int], int], because: str) -> In
     return Interval(low, likely, high, f"{usable.because}, {because}")
 
 
-def find_target(gpu: str | None, gpu_memory: int | str | None) -> Target:
-    """Return the requested GPU. Raises UsageError."""
+def find_target(
+    gpu: str | None, gpu_memory: int | str | None, host_memory: int | str | None = None
+) -> Target:
+    """Return the requested GPU, with the memory of its host if given. Raises UsageError."""
+    found = _find_gpu(gpu, gpu_memory)
+    if host_memory is None:
+        return found
+    host_bytes = parse_bytes(host_memory) if isinstance(host_memory, str) else host_memory
+    if host_bytes < MIB:
+        raise UsageError(
+            f"no host has {format_bytes(host_bytes)} of memory",
+            because="a size without a unit counts as bytes",
+            attempt="--host-memory 64GiB",
+        )
+    return replace(found, host_bytes=host_bytes)
+
+
+def _find_gpu(gpu: str | None, gpu_memory: int | str | None) -> Target:
     if gpu is None and gpu_memory is None:
         return _gpu_here()
     memory_bytes = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
@@ -200,6 +218,7 @@ def target_of(device: Device) -> Target:
         assumed=f"GPU {device.index} has the most free memory here; the {format_bytes(taken)} in"
         " use on it now are left out of the plan",
         taken_bytes=taken,
+        host_bytes=free_memory_bytes(),
     )
 
 

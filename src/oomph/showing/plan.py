@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oomph.errors import Unreadable
-from oomph.records.plan import Plan, Plans, Rejected, Shortfall, Timeline
+from oomph.records.plan import Offer, Plan, Plans, Rejected, Shortfall, Timeline
 from oomph.records.stored import (
     LARGEST_FILE_BYTES,
     SCHEMA,
@@ -26,16 +26,20 @@ from oomph.showing.predict import FITS, named_tricks
 from oomph.showing.terminal import (
     Column,
     Glyphs,
-    cut,
+    fitting,
     glyphs_for,
+    lines,
     new_console,
+    print_line,
     print_prose,
-    print_table,
 )
+from oomph.tricks.trick import tricks_on
 from oomph.units import format_bytes, format_ratio
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from oomph.records.workload import Variant
 
 
 _STABILITY = {
@@ -44,7 +48,11 @@ _STABILITY = {
     "changes": ("CHANGES", "bold yellow"),
 }
 _BAR_WIDTH = 14
-_LEAST_FOR_TRICKS, _ALL_ELSE = 28, 72  # characters
+_IN_WORDS = {
+    "same": "exactly the same update",
+    "rounding": "the same up to rounding",
+    "changes": "a different training",
+}
 
 
 def print_plans(plans: Plans) -> None:
@@ -56,6 +64,8 @@ def print_plans(plans: Plans) -> None:
     else:
         _print_best(console, plans.best, is_batch_known=_is_batch_known(plans))
         _print_table(console, plans)
+    _print_offers(console, plans)
+    if plans.best is not None:
         _print_tricks(console, plans.best)
     for caveat in plans.caveats:
         print_prose(console, f"- {caveat}")
@@ -101,23 +111,36 @@ def _room(plans: Plans) -> str:
 
 
 def _print_best(console: Console, best: Plan, *, is_batch_known: bool) -> None:
-    sure = "" if best.fits == "yes" else " (uncertain: see the error bar)"
-    print_prose(console, f"recommended: {in_words(best, is_batch_known)}{sure}", "bold")
+    words = in_words(best, is_batch_known)
+    if best.fits == "yes":
+        print_prose(console, f"recommended: {words}", "bold")
+    else:
+        taken = _of(best.prediction.device_bytes, best.prediction.capacity_bytes)
+        said = f"Nothing is certain to fit. Closest: {words}: {taken}, uncertain."
+        print_prose(console, said, "bold yellow")
     print_prose(console, best.why, indent=2)
 
 
 def in_words(plan: Plan, is_batch_known: bool = True) -> str:
     """Return what a plan sets, in a few words."""
-    parts = [_split(plan, is_batch_known)]
-    if plan.gpus > 1:
-        parts.append(f"{plan.gpus} GPUs")
-    return ", ".join([*parts, *_names(plan)])
+    return _set_by(plan.variant, _names(plan), is_batch_known)
 
 
-def _split(plan: Plan, is_batch_known: bool) -> str:
-    """Return how the batch is split, without numbers if its size is unknown."""
-    known = f"micro-batch {plan.micro_batch} x {plan.accumulate}"
-    return known if is_batch_known else "the script's own batch"
+def _set_by(variant: Variant, names: Sequence[str], is_batch_known: bool) -> str:
+    """Return what a variant sets, without the split of the batch if its size is unknown."""
+    split = f"micro-batch {variant.micro_batch} x {variant.accumulation}"
+    parts = [split if is_batch_known else "the script's own batch"]
+    if variant.num_gpus > 1:
+        parts.append(f"{variant.num_gpus} GPUs")
+    return ", ".join([*parts, *names])
+
+
+def _of(taken_bytes: int, capacity_bytes: int) -> str:
+    """
+    >>> _of(2 << 30, 4 << 30)
+    '2.0 GiB of 4.0 GiB'
+    """
+    return f"{format_bytes(taken_bytes)} of {format_bytes(capacity_bytes)}"
 
 
 def _names(plan: Plan) -> list[str]:
@@ -128,30 +151,80 @@ def _names(plan: Plan) -> list[str]:
 
 
 def _print_table(console: Console, plans: Plans) -> None:
+    """Print the table; where the tricks have no room, they stand below the figures of their row."""
     shown, capacity = plans.plans, plans.capacity_bytes
     is_known, glyphs = _is_batch_known(plans), glyphs_for(console.encoding)
-    most = max(console.width - _ALL_ELSE, _LEAST_FOR_TRICKS)
     predictions = [plan.prediction for plan in shown]
     hosts = [format_bytes(one.host_bytes) if one.host_bytes else "" for one in predictions]
     steps = ["" if one.step_s is None else f"{one.step_s:.3g} s" for one in predictions]
-    times = [f"{p.relative_time:.2f} x" if p.relative_time else "" for p in shown]
+    tricks = [", ".join(_names(plan)) or "as it is" for plan in shown]
     columns = [
         Column("", ["->" if p.recommended else "" for p in shown], keep=9),
         Column(
             "batch", [f"{p.micro_batch} x {p.accumulate}" if is_known else "own" for p in shown]
         ),
-        Column("tricks", [cut(", ".join(_names(p)) or "none", most) for p in shown], 6, "<"),
+        Column("tricks", tricks, align="<"),
         Column("update", [[_STABILITY[p.stability]] for p in shown], keep=7, align="<"),
-        Column(f"of {format_bytes(capacity)}", [bar(glyphs, p, capacity) for p in shown], 3, "<"),
-        Column("memory", [format_bytes(one.device_bytes) for one in predictions]),
-        Column("GPUs", [str(p.gpus) for p in shown], keep=5),
-        Column("host", hosts, keep=2),
-        Column("step", steps, keep=4),
-        Column("time", times, keep=8),
+        Column(_of_gpu(plans), [bar(glyphs, p, capacity) for p in shown], 3, "<"),
+        Column("memory", [format_bytes(one.device_bytes) for one in predictions], keep=9),
+        Column("GPUs", [str(p.gpus) for p in shown] if plans.is_about_several else (), keep=5),
+        Column("host", hosts, keep=4),
+        Column("step", steps, keep=6),
+        Column("time", [_ratio_in_words(ratio) for ratio in plans.time_ratios], keep=8),
     ]
+    kept = fitting(columns, console.width)
+    is_whole = kept == [column for column in columns if not column.is_empty]
+    if not is_whole:
+        kept = fitting([one for one in columns if one.heading != "tricks"], console.width)
     console.print()
-    print_table(console, columns)
+    heading, *rows = lines(kept)
+    print_line(console, heading)
+    for row, names in zip(rows, tricks, strict=True):
+        print_line(console, row)
+        if not is_whole:
+            print_prose(console, names, indent=4)
+    print_prose(console, _legend(plans, glyphs, {column.heading for column in kept}), "dim")
+    _print_all_gpus(console, plans)
     console.print()
+
+
+def _of_gpu(plans: Plans) -> str:
+    """Return the heading of the bars, which stand for the whole GPU."""
+    return f"of {format_bytes(plans.capacity_bytes)}"
+
+
+def _ratio_in_words(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f} x"
+
+
+def _legend(plans: Plans, glyphs: Glyphs, headings: Collection[str]) -> str:
+    """Return what the columns that are there mean."""
+    used, bar_, free = (glyphs.bar[part] for part in ("mine", "rest", "free"))
+    stabilities = dict.fromkeys(plan.stability for plan in plans)
+    meanings = ", ".join(f"{_STABILITY[one][0]} = {_IN_WORDS[one]}" for one in stabilities)
+    of_column = {
+        "time": "time: the recommended plan is 1.00 x.",
+        "update": f"update: {meanings}.",
+        _of_gpu(plans): f"{used} memory, {bar_} error bar, {free} free.",
+        "host": "host: memory beside the GPU, for what is offloaded.",
+    }
+    return " ".join(said for heading, said in of_column.items() if heading in headings)
+
+
+def _print_all_gpus(console: Console, plans: Plans) -> None:
+    """Say what more GPUs than recommended would give."""
+    best, most = plans.best, max(plan.gpus for plan in plans)
+    if best is None or most == best.gpus:
+        return
+    ratios = zip(plans, plans.time_ratios, strict=True)
+    found, ratio = next((plan, ratio) for plan, ratio in ratios if plan.gpus == most)
+    step_s = found.prediction.step_s
+    if ratio is None or step_s is None:
+        gain = "a step's time is unknown"
+    else:
+        gain = f"a step takes {step_s:.3g} s, {1 / ratio:.1f} x as fast as on {best.gpus}"
+    words = ", ".join(_names(found)) or "as it is"
+    print_prose(console, f"With {most} GPUs ({words}): {gain}.")
 
 
 def bar(glyphs: Glyphs, plan: Plan, capacity_bytes: int) -> str:
@@ -186,26 +259,65 @@ def _print_rejected(console: Console, rejected: Sequence[Rejected]) -> None:
 
 
 def _print_shortfall(console: Console, plans: Plans) -> None:
+    """Say how near the nearest plan comes, and what would be enough for it."""
     short: Shortfall | None = plans.shortfall
     if short is None:
         return
-    print_prose(console, "Nothing that is allowed fits.", "bold red")
+    if short.variant is None or short.device_bytes is None:  # written by an older oomph
+        print_prose(console, "Nothing is certain to fit.", "bold red")
+    else:
+        words = _set_by(short.variant, _names_in(short.variant), _is_batch_known(plans))
+        taken = _of(short.device_bytes, plans.capacity_bytes)
+        said = f"Nothing is certain to fit. Closest: {words}: {taken}."
+        print_prose(console, said, "bold red")
     missing = format_bytes(short.missing_bytes)
     share = format_ratio(short.missing_bytes / max(plans.capacity_bytes, 1))
-    print_prose(
-        console,
-        f"The smallest variant needs {missing} more ({share} of the GPU); its largest part is"
-        f" {short.largest_part}",
-        indent=2,
-    )
+    lacks = f"It needs {missing} more ({share} of the GPU)"
+    print_prose(console, f"{lacks}. Its largest part: {short.largest_part}.", indent=2)
     if short.smallest_gpu:
-        print_prose(console, f"It would fit on {short.smallest_gpu}.", indent=2)
+        print_prose(console, f"The smallest GPU for it: {short.smallest_gpu}.", indent=2)
     if short.num_gpus:
-        print_prose(
-            console,
-            f"Or on about {short.num_gpus} of these GPUs, sharded: --max-gpus {short.num_gpus}",
-            indent=2,
-        )
+        flag = f"--max-gpus {short.num_gpus}"
+        said = f"Or about {short.num_gpus} of these GPUs, with the model sharded: {flag}."
+        print_prose(console, said, indent=2)
+
+
+def _names_in(variant: Variant) -> list[str]:
+    return named_tricks((trick.name for trick in tricks_on(variant)), variant)
+
+
+def _print_offers(console: Console, plans: Plans) -> None:
+    """Print what a change of training would give, each with its flag and its price."""
+    if not plans.offers:
+        return
+    print_prose(console, "if you let training change:", "bold")
+    for offer in plans.offers:
+        print_prose(console, f"--allow {offer.allow}: {_given_by(offer, plans)}", indent=2)
+        print_prose(console, _price_of(offer, plans), "dim", indent=4)
+    console.print()
+
+
+def _given_by(offer: Offer, plans: Plans) -> str:
+    figures = [_of(offer.device_bytes, plans.capacity_bytes)]
+    if offer.step_s is not None:
+        figures.append(f"{offer.step_s:.3g} s a step")
+    if offer.time_ratio is not None:
+        figures.append(f"{offer.time_ratio:.2f} x the time")
+    if offer.host_bytes:
+        figures.append(f"{format_bytes(offer.host_bytes)} of host memory")
+    return ", ".join(figures)
+
+
+def _price_of(offer: Offer, plans: Plans) -> str:
+    words = _set_by(offer.variant, _names_in(offer.variant), _is_batch_known(plans))
+    said = f"{offer.price} ({words})"
+    if offer.fits == "uncertain":
+        said += "; uncertain"
+    elif offer.fits == "no":
+        said += f"; {format_bytes(offer.missing_bytes)} too much"
+    if offer.fits != "yes" and offer.smallest_gpu:
+        said += f"; the smallest GPU for it: {offer.smallest_gpu}"
+    return said
 
 
 # ---- the page of `oomph plan --html` -------------------------------------------------------------
@@ -310,6 +422,10 @@ def _of_page(text: str) -> dict[str, Any]:
         raise ValueError("it is not a page of plans")
     data: dict[str, Any] = json.loads(found[1], parse_constant=_refuse)
     record = _without(data, "schema", "version", _OWN_BATCH)
+    record.setdefault("offers", [])  # a page of an older oomph has none
+    if isinstance(record.get("shortfall"), dict):
+        later = ("variant", "device_bytes", "high_bytes", "step_s")
+        record["shortfall"] = {**dict.fromkeys(later), **record["shortfall"]}
     if data.get("schema") != SCHEMA:
         raise ValueError(f"its schema is not {SCHEMA}, which this oomph reads")
     if isinstance(record.get("plans"), list):
@@ -347,6 +463,7 @@ def _of_plan(plan: Plan) -> dict[str, Any]:
         "plans": [{**to_jsonable(plan), "timeline": None, "code": ""}],
         "rejected": [],
         "shortfall": None,
+        "offers": [],
         "caveats": [],
         "num_candidates": None,
     }

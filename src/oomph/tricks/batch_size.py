@@ -11,6 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oomph.tricks.definition import Severity
+
+SEVERITY = Severity.BATCH
+PRICE = "each update sees fewer examples: scale the learning rate"
 _WITH_MOMENTS = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Lamb", "Adafactor")
 
 

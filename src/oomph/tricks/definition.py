@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, dataclass, field, fields
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from oomph.errors import UsageError
@@ -20,6 +21,22 @@ if TYPE_CHECKING:
 
 Target = Literal["hf", "lightning", "accelerate", "deepspeed", "code"]  # of an export
 MakeOptimizer: TypeAlias = "Callable[[Any], torch.optim.Optimizer]"  # parameters or groups ->
+
+
+class Severity(IntEnum):
+    """How far a trick takes training from what you wrote, the mildest first. Judgement.
+
+    A plan is ranked by its most severe change, so where two fit the milder one is recommended.
+    """
+
+    NUMBERS = 1  # the same model, optimizer and data in coarser numbers
+    BATCH = 2  # the same model and optimizer, which see fewer examples together
+    SIMILAR_OPTIMIZER = 3  # an approximation of the same optimizer; the rate is tuned anew
+    FEWER_WEIGHTS = 4  # most weights stay as they are, which suits fine-tuning only
+    FEWER_COARSE_WEIGHTS = 5  # and those that stay are rounded as well
+    OTHER_OPTIMIZER = 6  # another algorithm: all of its settings are found anew
+    UNGRADED = 7  # nothing is known but that it changes this training
+
 
 _DEFAULTS = {one.name: one.default for one in fields(Variant) if one.default is not MISSING}
 
@@ -119,6 +136,10 @@ class Definition:
     what: str | Callable[[Variant], str]
     code: str | Callable[[Variant], str]
     caveat: str | None = None
+
+    # ---- if it changes training ----
+    severity: Severity = Severity.UNGRADED
+    price: str | None = None  # what of training changes, as a clause: "only adapters are trained"
 
     # ---- when it is chosen ----
     needs_consent: str | None = None  # why it is off unless --allow names it

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from oomph.errors import UsageError
 from oomph.records.workload import LORA_RANK, LoraTargets, Variant, divides_parameters
-from oomph.tricks.definition import TOO_LATE_IN_SCRIPT, Definition, Fragment
+from oomph.tricks.definition import TOO_LATE_IN_SCRIPT, Definition, Fragment, Severity
 
 if TYPE_CHECKING:
     import torch
@@ -476,6 +476,8 @@ LORA = Definition(
     stability="changes",
     setting="adapters",
     value="lora",
+    severity=Severity.FEWER_WEIGHTS,
+    price="only small adapters are trained, so this is for fine-tuning",
     what=lambda variant: _what(variant, "frozen"),
     code="peft.get_peft_model, or oomph.apply",
     caveat="another model with less capacity, and another learning rate",
@@ -492,6 +494,8 @@ QLORA = Definition(
     stability="changes",
     setting="adapters",
     value="qlora",
+    severity=Severity.FEWER_COARSE_WEIGHTS,
+    price="only small adapters are trained, beside weights rounded to 4 bits",
     what=lambda variant: _what(variant, "frozen 4-bit"),
     code="peft and bitsandbytes, or oomph.apply",
     caveat="another model with less capacity, and another learning rate",

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from oomph.errors import UsageError
 from oomph.records.workload import Variant, divides_parameters
-from oomph.tricks.definition import TOO_LATE_IN_SCRIPT, Definition, Fragment, Request, by_hand
+from oomph.tricks.definition import (
+    TOO_LATE_IN_SCRIPT,
+    Definition,
+    Fragment,
+    Request,
+    Severity,
+    by_hand,
+)
 from oomph.tricks.lora import adaptable
 from oomph.tricks.optimizers import groups_of, refuse_sparse
 
@@ -161,6 +168,8 @@ MUON = Definition(
     stability="changes",
     setting="optimizer",
     value="muon",
+    severity=Severity.OTHER_OPTIMIZER,
+    price="another algorithm for hidden weights: compare the losses of the first hundred steps",
     what="Muon for hidden weights: one momentum a value; AdamW for the rest",
     code="torch.optim.Muon and torch.optim.AdamW, or oomph.apply",
     caveat="another optimizer: it takes AdamW's learning rate, but compare the first losses",

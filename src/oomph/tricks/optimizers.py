@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from oomph.errors import UsageError
 from oomph.records.workload import Variant
-from oomph.tricks.definition import Definition, Fragment, Request, Target, by_hand
+from oomph.tricks.definition import Definition, Fragment, Request, Severity, Target, by_hand
 
 if TYPE_CHECKING:
     import torch
@@ -260,6 +260,8 @@ ADAFACTOR = _another(
     "torch.optim.Adafactor",
     unless=["hf"],
     options={},
+    severity=Severity.SIMILAR_OPTIMIZER,
+    price="an approximation of Adam's second moment: tune the learning rate anew",
     put_on_model=refuse_sparse,
 )
 SGD = _another(
@@ -268,4 +270,6 @@ SGD = _another(
     f"torch.optim.SGD(momentum={_MOMENTUM})",
     unless=[],
     options={"momentum": _MOMENTUM},
+    severity=Severity.OTHER_OPTIMIZER,
+    price="no learning rate per parameter: find all settings of the optimizer anew",
 )

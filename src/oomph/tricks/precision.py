@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from oomph.records.generation import generation_of
 from oomph.records.workload import Variant, casts_parameters, divides_parameters
-from oomph.tricks.definition import TOO_LATE_IN_SCRIPT, Definition, Fragment, Request, by_hand
+from oomph.tricks.definition import (
+    TOO_LATE_IN_SCRIPT,
+    Definition,
+    Fragment,
+    Request,
+    Severity,
+    by_hand,
+)
 from oomph.tricks.optimizers import EXCHANGED, other_optimizer_code
 
 if TYPE_CHECKING:
@@ -136,6 +143,8 @@ PURE_BF16 = Definition(
     what="weights, gradients and state in bf16",
     code="model.to(torch.bfloat16), with stochastic rounding in the optimizer",
     caveat="small updates are lost without stochastic rounding",
+    severity=Severity.NUMBERS,
+    price="weights and optimizer state keep only 8 significant bits",
     why_not=_why_no_bf16,
     why_not_in_script=TOO_LATE_IN_SCRIPT,
     cast=_cast,

@@ -27,6 +27,7 @@ def plan(
     allow: Sequence[str] = (),
     forbid: Sequence[str] = (),
     target_memory: float = 1.0,
+    host_memory: int | str | None = None,
     prefer: Preference = "balance",
     checks: Checks | Path | str | None = None,
     keeps: Keeps | None = None,
@@ -40,7 +41,8 @@ def plan(
 
     Every plan keeps your batch size: micro-batch x accumulation x GPUs stays the same. A trick that
     changes training is considered only if `allow` names it; `forbid` names tricks to leave out.
-    `target_memory` is the share of the GPU that may be used. `say` is called with progress.
+    `target_memory` is the share of the GPU that may be used. `host_memory` limits what offload may
+    take of the host (default: what is free, for a GPU of this machine). `say` gets the progress.
     `checks` is the result of oomph.check, or its file: what it proved about a trick replaces what
     is assumed for models in general. `keeps="outputs"` plans for a loop that keeps what the model
     returned until the next step, "nothing" for one that does not. `lora_rank` (16) and
@@ -69,6 +71,7 @@ def plan(
         options,
         gpu=gpu,
         gpu_memory=gpu_memory,
+        host_memory=host_memory,
         say=say,
         unprotected=unprotected,
         fresh=fresh,
@@ -81,6 +84,7 @@ def plan_with_options(
     *,
     gpu: str | None = None,
     gpu_memory: int | str | None = None,
+    host_memory: int | str | None = None,
     say: Say | None = None,
     draws: bool = False,
     unprotected: bool = False,
@@ -92,7 +96,7 @@ def plan_with_options(
     from oomph.records.script import Script
     from oomph.sensing.target import find_target
 
-    target, tell = find_target(gpu, gpu_memory), say or (lambda _: None)
+    target, tell = find_target(gpu, gpu_memory, host_memory), say or (lambda _: None)
     plans.check_options(options)
     trained = what_to_train(workload)
     if isinstance(trained, Script):
