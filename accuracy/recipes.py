@@ -7,7 +7,8 @@ slower than the recipe, neither as oomph predicts the recipe nor as it was publi
 the range of a predicted time. Where a recipe ran out of memory and its author says what made it
 fit, the plan starts from the settings that failed, and is held against the fix.
 
-With --answers FILE, answers are kept in that file, and only new questions are asked.
+With --answers FILE, answers are kept in that file, and only new questions are asked; with --known
+none are. Delete the file after a change of oomph: it does not know what it depends on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -132,8 +133,8 @@ class Scored:
 class Answers:
     """oomph's answers, kept in a file so that a run can be stopped and continued."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, *, asks: bool = True) -> None:
+        self.path, self.asks = path, asks
         self.known: dict[str, Any] = {}
         if path is not None and path.exists():
             self.known = json.loads(path.read_text("utf-8"))
@@ -141,22 +142,25 @@ class Answers:
     def predicted(self, row: Recipe) -> Predicted | None:
         if row.not_posed:
             return None
-        return Predicted(**self._answer(f"predict {row.id}", lambda: asdict(_predict(row))))
+        answer = self._answer(f"predict {row.id}", lambda: asdict(_predict(row)))
+        return None if answer is None else Predicted(**answer)
 
-    def planned(self, row: Recipe, fix: Recipe | None) -> Planned:
+    def planned(self, row: Recipe, fix: Recipe | None) -> Planned | None:
         max_gpus = row.num_gpus if fix is None else max(row.num_gpus, fix.num_gpus)
         allow = " ".join(sorted(row.allow))
         question = f"plan {row.built_plainly.name} {row.gpu} {max_gpus} {allow}"
-        return Planned(**self._answer(question, lambda: asdict(_plan(row, max_gpus))))
+        answer = self._answer(question, lambda: asdict(_plan(row, max_gpus)))
+        return None if answer is None else Planned(**answer)
 
-    def _answer(self, question: str, ask: Any) -> Any:
-        if question not in self.known:
+    def _answer(self, question: str, ask: Callable[[], Any]) -> Any:
+        """Return the answer; None if it is not known and nothing is asked."""
+        if question not in self.known and self.asks:
             began = time.perf_counter()
             self.known[question] = ask()
             print(f"{question}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
             if self.path is not None:
                 self.path.write_text(json.dumps(self.known, indent=1), "utf-8")
-        return self.known[question]
+        return self.known.get(question)
 
 
 @contextlib.contextmanager
@@ -285,7 +289,10 @@ def _what(row: Recipe) -> str:
 def _memory_cells(each: Scored) -> list[str]:
     said, error = each.predicted, each.error_ratio
     if said is None or said.error:
-        return [said.error if said else f"not asked: {each.row.not_posed}", "", "", "", ""]
+        why = (
+            said.error if said else f"not asked: {each.row.not_posed}" if each.row.not_posed else ""
+        )
+        return [why, "", "", "", ""]
     is_allocated = each.row.metric == "max_allocated"
     shown = said.allocated_bytes if is_allocated else said.device_bytes
     measured = "" if each.row.memory_bytes is None else f"{each.row.memory_bytes / 1e9:.2f}"
@@ -379,12 +386,13 @@ def main() -> None:
     parser.add_argument("--half", choices=("both", "seen", "blind"), default="both")
     parser.add_argument("--predict-only", action="store_true", help="no plans")
     parser.add_argument("--answers", type=Path, help="keep answers in this file")
+    parser.add_argument("--known", action="store_true", help="ask nothing: only kept answers")
     parser.add_argument("--docs", action="store_true", help="write the summary into planning.md")
     options = parser.parse_args()
     if options.docs and (options.only or options.half != "both" or options.predict_only):
         parser.error("--docs wants all rows")
     rows = chosen(read_rows(), options.only, options.half)
-    answers = Answers(options.answers)
+    answers = Answers(options.answers, asks=not options.known)
     scored = list(score_all(rows, answers, with_plans=not options.predict_only))
     by_source: Mapping[str, list[Scored]] = {
         source: [each for each in scored if each.row.source == source] for source in SOURCES

@@ -250,6 +250,8 @@ def test_answers_are_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert Answers(file).predicted(row) == Answers(file).predicted(row) == said("yes")
     assert asked == ["litgpt-001"]
     assert list(json.loads(file.read_text())) == ["predict litgpt-001"]
+    assert Answers(file, asks=False).predicted(row) == said("yes")
+    assert Answers(file, asks=False).predicted(BY_ID["litgpt-002"]) is None
 
 
 def test_settings_that_oomph_has_no_word_for_are_not_predicted() -> None:
