@@ -7,8 +7,8 @@ once, and trains with nothing but the U-Net on the GPU.
 
 A tuning is words: "cached" (no VAE and no CLIP), "text" (CLIP is trained as well), "half" (what is
 frozen is fp16), "prior" (each example is an image and one of its class, for the loss that preserves
-the prior), "eager" (attention before torch 2 and without xformers), "ckpt" (diffusers' own
-checkpointing, which its scripts switch on).
+the prior), "eager" (attention without xformers), "ckpt" (diffusers' own checkpointing, which its
+scripts switch on), "old" (before torch 2.0: gradients are zeroed and kept).
 """
 
 from __future__ import annotations
@@ -184,4 +184,5 @@ def workload(built: Built) -> Workload:
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=5e-6),
         batch_size=built.batch_size,
         clip_grad_norm=1.0,
+        zero_grad_to_none="old" not in built.tuning.split("-"),
     )

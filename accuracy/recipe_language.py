@@ -2,7 +2,8 @@
 
 Most are trained by transformers' Trainer: fp32 weights, mixed precision as the recipe says, AdamW,
 and gradients clipped to a norm of 1. What is frozen and quantised follows peft's
-prepare_model_for_kbit_training: all that has no four bits is fp32.
+prepare_model_for_kbit_training: all that has no four bits is fp32. "old" in a tuning is torch
+before 2.0, where gradients were zeroed and kept.
 """
 
 from __future__ import annotations
@@ -239,4 +240,5 @@ def workload(built: Built) -> Workload:
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
         batch_size=built.batch_size,
         clip_grad_norm=1.0,
+        zero_grad_to_none="old" not in built.tuning.split("-"),
     )

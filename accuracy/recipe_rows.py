@@ -95,8 +95,8 @@ class Recipe:
 
     @property
     def built_plainly(self) -> Built:
-        """The same without the checkpointing of its own, for a plan to choose."""
-        words = [word for word in self.tuning.split("-") if word != "ckpt"]
+        """The same without the checkpointing of its own, for a plan to choose, and as of today."""
+        words = [word for word in self.tuning.split("-") if word not in ("ckpt", "old")]
         return Built(
             model=self.model,
             tuning="-".join(words),

@@ -83,6 +83,7 @@ def ctc(model: Any, batch: Any) -> Any:
 
 
 def workload(built: Built) -> Workload:
+    is_old = "old" in built.tuning.split("-")
     if built.model.startswith("whisper"):
         bins = 80
 
@@ -99,6 +100,7 @@ def workload(built: Built) -> Workload:
             optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-5),
             batch_size=built.batch_size,
             clip_grad_norm=1.0,
+            zero_grad_to_none=not is_old,
         )
 
     def speech(n: int) -> dict[str, Any]:
@@ -112,4 +114,5 @@ def workload(built: Built) -> Workload:
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-4),
         batch_size=built.batch_size,
         clip_grad_norm=5.0,
+        zero_grad_to_none=not is_old,
     )
