@@ -87,7 +87,7 @@ recordings: $(VENV)/.installed-recordings ## strangers' recorded programs beside
 times: $(VENV)/.installed-accuracy ## predicted step times beside all published ones, by source and GPU
 	$(BIN)/python -m accuracy.times --all
 
-recipes: $(VENV)/.installed-recipes ## published recipes: does oomph say that they fit, and is its plan as good? (an hour)
+recipes: $(VENV)/.installed-recipes ## published recipes: does oomph say that they fit, and is its plan as good? (hours; it goes on where it was stopped)
 	@mkdir -p build
 	$(BIN)/python -m accuracy.recipes --answers build/recipes.json
 
