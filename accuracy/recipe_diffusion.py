@@ -13,6 +13,7 @@ scripts switch on), "old" (before torch 2.0: gradients are zeroed and kept).
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,9 +61,8 @@ _STABLE: dict[str, Any] = {
 
 def _as_asked(made: Any, words: list[str]) -> Any:
     if "eager" in words:
-        from diffusers.models.attention_processor import AttnProcessor
-
-        made.set_attn_processor(AttnProcessor())
+        processors = importlib.import_module("diffusers.models.attention_processor")
+        made.set_attn_processor(processors.AttnProcessor())
     if "ckpt" in words:
         made.enable_gradient_checkpointing()
         made.train()
