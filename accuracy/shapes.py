@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +19,19 @@ class Shape:
     positions: int
     parameters: int  # as published, or as the model's own paper counts them
     is_phi: bool = False  # biases, GELU, attention and MLP side by side on one norm
+    head_width: int = 0  # 0: the width divided among the heads
+    rotary: float | None = None  # share of a head that is turned; None: half of phi's, else all
+    # "neox": two linear layers. "gated": three, as Llama's. None: two for phi, else three.
+    mlp: Literal["neox", "gated"] | None = None
+    is_parallel: bool = False  # attention and MLP side by side
+    has_own_norms: bool = True  # side by side, each on a norm of its own
+    has_layer_norm: bool = False  # instead of the root mean square's
+    has_biases: bool = False
+    softcap: bool = False  # Gemma 2: scores and logits through a tanh, and norms after each part
 
     @property
     def head(self) -> int:
-        return self.width // self.heads
+        return self.head_width or self.width // self.heads
 
 
 LLAMA_32_1B = Shape(

@@ -111,3 +111,26 @@ def test_blocks_that_are_attributes_are_found_where_there_are_no_lists() -> None
 def test_a_block_that_is_used_twice_is_one_block() -> None:
     shared = Expert()
     assert names(nn.Sequential(shared, Expert(), shared)) == ["0", "1"]
+
+
+class WithTextEncoder(nn.Module):
+    """As Stable Diffusion: a stack of its own beside a model of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts = nn.ModuleList([MODELS["bert sdpa"].make()])
+        self.down = MODELS["resnet"].make()
+        self.head = nn.Linear(4, 4)
+
+
+def test_a_text_encoder_that_declares_its_blocks_hides_none_of_its_neighbours() -> None:
+    assert names(WithTextEncoder()) == [
+        *numbered("texts.0.bert.encoder.layer"),
+        *numbered("down.blocks", count=4),
+    ]
+
+
+def test_a_model_of_transformers_declares_all_of_its_blocks() -> None:
+    model = MODELS["bert sdpa"].make()
+    model.heads = nn.ModuleList([Expert(), Expert()])
+    assert names(model) == numbered("bert.encoder.layer")

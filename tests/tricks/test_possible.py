@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import pytest
 import torch
 from rehearsing.zoo import TORCH_MODELS
@@ -49,6 +52,24 @@ def test_batch_norms_and_dropout_are_named() -> None:
     assert looked_at("vit").batch_norm_names == ()
     assert looked_at("encoder").has_dropout
     assert looked_at("gru").has_dropout
+
+
+class WithSettings(torch.nn.Linear):
+    """As diffusers' models: a missing attribute is looked up in the settings, with a warning."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dropout":
+            warnings.warn("read it from the settings", FutureWarning, stacklevel=2)
+            return 0.1
+        return super().__getattr__(name)
+
+
+def test_a_rate_in_the_settings_is_no_dropout_and_is_not_read() -> None:
+    model = torch.nn.Sequential(WithSettings(4, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = possible(model, torch.optim.AdamW(model.parameters()))
+    assert not found.has_dropout
 
 
 def test_a_frozen_model_has_little_that_is_trained() -> None:

@@ -410,7 +410,7 @@ def labelled(
     ]
     return Trace(
         allocations=allocations,
-        events=recorder.events,
+        events=list(recorder.events),  # what dies later, in a loop that keeps it, is not in it
         step_starts=step_starts,
         phase_starts=phase_starts,
         ops=recorder.ops,

@@ -183,5 +183,5 @@ def _drops(module: torch.nn.Module) -> bool:
     """Return whether it is dropout, or has it as an option (nn.LSTM, nn.MultiheadAttention)."""
     if isinstance(module, _DROPOUTS):
         return bool(module.p > 0)
-    dropout = getattr(module, "dropout", 0)
+    dropout = vars(module).get("dropout", 0)  # diffusers' models warn if they are asked for it
     return isinstance(dropout, float) and dropout > 0

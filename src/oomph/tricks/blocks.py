@@ -1,6 +1,7 @@
 """A model -> its repeated blocks, by name, in the order of registration.
 
-Transformers models declare their blocks. In other models, blocks are what repeats in an
+Transformers models declare their blocks. In other models, and in parts of a model that declare
+none (the U-Net beside a text encoder), blocks are what repeats in an
 nn.ModuleList, nn.Sequential or nn.ModuleDict (transformer layers, residual blocks of all stages,
 both halves of a U-Net), else what repeats among a module's attributes. A module with a single
 matrix, such as a convolution with its norm, is a block only if nothing larger is.
@@ -26,6 +27,9 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 def named_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the blocks of a model that are in no other block, with their names in it."""
     chosen = _own_blocks(model)
+    if chosen:  # of a part of the model, as the text encoder beside a U-Net
+        others = [_repeated_in(part, _LISTS, 2) for part in _parts_without_own(model)]
+        chosen += [block for blocks in others for block in blocks]
     for among, least in ((_LISTS, 2), ((nn.Module,), 2), (_LISTS, 1)):
         chosen = chosen or _repeated_in(model, among, least)
     alike = {_kind(block) for block in chosen}
@@ -50,6 +54,20 @@ def _own_blocks(model: nn.Module) -> list[nn.Module]:
     own = [module for module in model.modules() if _is_own(module)]
     # A module's own modules begin with itself.
     return [module for module in own if sum(map(_is_own, module.modules())) == 1]
+
+
+def _parts_without_own(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the largest parts of a model in which no block is declared.
+
+    A model of transformers declares all of its blocks, so that others in it are none.
+    """
+    if hasattr(type(module), "gradient_checkpointing_enable"):
+        return
+    for child in module.children():
+        if not any(map(_is_own, child.modules())):
+            yield child
+        elif not _is_own(child):
+            yield from _parts_without_own(child)
 
 
 def _is_own(module: nn.Module) -> bool:
