@@ -12,7 +12,7 @@ from planning.plans import plan_of, variants, whatever_it_takes
 from exporting.script_stage import applied, loader_of, seen_of, split
 from oomph.exporting.rewriting.diff import script_changes
 from oomph.records.script import Line
-from oomph.records.workload import Variant
+from oomph.records.workload import Variant, divides_parameters
 
 AS_IS: dict[str, Any] = {"micro_batch": 32, "accumulation": 1}
 LOOP = """import torch
@@ -486,7 +486,8 @@ def test_every_plan_is_said_one_way_or_another(variant: Variant) -> None:
         "torchrun": variant.num_gpus > 1,
         "expandable_segments": variant.expandable_segments,
         "offloaded_activations": variant.offload_activations,
-        "CPUOffloadOptimizer": variant.offload_optimizer,
+        # FSDP has its own, which its settings switch on.
+        "CPUOffloadOptimizer": variant.offload_optimizer and not divides_parameters(variant),
         "ZeRO-Offload": variant.zero_offload,
         "fused=True": variant.optimizer == "fused",
         "AdamW8bit": variant.optimizer == "8-bit",
