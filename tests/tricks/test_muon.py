@@ -139,9 +139,10 @@ def test_a_stepper_trains_a_plan_with_it_also_in_pieces() -> None:
 def test_what_muon_does_not_compute_is_refused(option: str) -> None:
     model = lm.llama()
     mark_hidden_weights(model)
+    options: Any = {option: True}
+    adam = torch.optim.AdamW(model.parameters(), **options)
     with pytest.raises(UsageError, match=f"Muon has no {option}"):
-        options: Any = {option: True}
-        muon(torch.optim.AdamW(model.parameters(), **options))
+        muon(adam)
 
 
 def test_other_optimizers_and_models_without_hidden_weights_are_refused() -> None:
