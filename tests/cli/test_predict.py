@@ -382,6 +382,8 @@ def test_tricks_are_put_on_as_they_are_typed(
         (["--adapters", "lora"], "no nn.Linear is inside repeated blocks"),
         (["--optimizer-in-backward", "--micro-batch", "16"], "several micro-batches"),
         (["--adapters", "qlora"], "QLoRA computes in bf16"),
+        (["--lora-rank", "8"], "those of adapters, and none are asked for"),
+        (["--optimizer", "muon"], "Muon"),
     ],
 )
 def test_a_trick_that_cannot_be_put_on_says_why(

@@ -247,3 +247,14 @@ def test_an_optimizer_is_not_exchanged_for_itself(optimizer_class: str, trick: s
     found = choices_for(request, ("blocks",))
     assert trick not in found.settings["optimizer"]
     assert {one.what: one.why for one in found.rejected}[trick] == "the optimizer already is one"
+
+
+def test_adapters_have_the_rank_and_targets_that_were_asked_for_and_others_have_none() -> None:
+    asked = plain(
+        allow=frozenset({"lora"}), lora_rank=64, lora_targets="attention", possible=replace(BERT)
+    )
+    found = {
+        (one.adapters, one.lora_rank, one.lora_targets)
+        for one in variants(choices_for(asked, ("blocks",)))
+    }
+    assert found == {("none", 16, "all-linear"), ("lora", 64, "attention")}
