@@ -19,7 +19,8 @@ _CHARACTERS = 32
 _SPOKEN_PER_S = 15  # characters; judgement: of read speech
 
 
-def whisper(name: str) -> Any:
+def whisper(name: str, words: tuple[str, ...] = ()) -> Any:
+    """Return Whisper; with the word "decoder" its encoder is frozen, as speechbrain does it."""
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     layers, width, heads = (32, 1280, 20) if "large" in name else (24, 1024, 16)
@@ -34,7 +35,10 @@ def whisper(name: str) -> Any:
         decoder_ffn_dim=4 * width,
         attn_implementation="eager",
     )
-    return WhisperForConditionalGeneration(config)
+    model = WhisperForConditionalGeneration(config)
+    if "decoder" in words:
+        model.model.encoder.requires_grad_(False)
+    return model
 
 
 class Recogniser(nn.Module):
@@ -83,7 +87,8 @@ def ctc(model: Any, batch: Any) -> Any:
 
 
 def workload(built: Built) -> Workload:
-    is_old = "old" in built.tuning.split("-")
+    words = tuple(built.tuning.split("-"))
+    is_old = "old" in words
     if built.model.startswith("whisper"):
         bins = 80
 
@@ -94,7 +99,7 @@ def workload(built: Built) -> Workload:
             }
 
         return Workload(
-            model=lambda: whisper(built.model),
+            model=lambda: whisper(built.model, words),
             batch=batch,
             loss=lambda model, of: model(**of).loss,
             optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-5),

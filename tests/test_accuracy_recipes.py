@@ -133,6 +133,10 @@ def test_speech_models_have_the_published_number_of_parameters() -> None:
     assert _parameters(lambda: recipe_speech.whisper("whisper-large-v2")) == 1_543_304_960
     assert _parameters(lambda: recipe_speech.whisper("whisper-medium")) == 763_857_920
     assert _parameters(lambda: recipe_speech.Recogniser().encoder) == 315_438_720
+    of_decoder = _parameters(
+        lambda: recipe_speech.whisper("whisper-medium", ("decoder",)), trained=True
+    )
+    assert of_decoder == 763_857_920 - 307_216_384
 
 
 def test_a_quantised_base_is_frozen_and_its_adapters_are_trained() -> None:
