@@ -28,6 +28,7 @@ from oomph.pretending.ranks import Buckets
 from oomph.records.trace import Phase, Trace
 from oomph.records.workload import Variant, Workload, casts_parameters, divides_parameters
 from oomph.rehearsing.building import build, materialise, without_memory
+from oomph.rehearsing.local_steps import step_on_local_parts
 from oomph.rehearsing.recorder import ModuleStack, Recorder, labelled
 from oomph.tricks.apply import around_forward, put_on_built, put_on_model, put_on_optimizer
 from oomph.tricks.trick import contradiction_in
@@ -96,10 +97,15 @@ def rehearse(
     streams.Now.begin(partial(ranks.note_wait, recorder))
     divides = divides_parameters(variant)
     world = ranks.one_of(variant.num_gpus, recorder) if divides else contextlib.nullcontext()
+    rehearsal = _Rehearsal(workload, variant, recorder, is_step_alone)
     try:
         with recorder, autocast.guard(), world, _progress_shown(recorder):
-            return _Rehearsal(workload, variant, recorder, is_step_alone).run()
+            return rehearsal.run()
     finally:
+        # Hooks on parameters keep the loop, and so the model, alive where Python's collector cannot
+        # see it.
+        recorder.end()
+        vars(rehearsal).clear()
         gc.enable()
 
 
@@ -162,6 +168,8 @@ class _Rehearsal:
         for parameter in parameters:  # before an optimizer that consumes gradients
             parameter.register_post_accumulate_grad_hook(self._note_gradient)
         self.optimizer = put_on_optimizer(self.workload.optimizer, parameters, variant)
+        if divides_parameters(variant):
+            step_on_local_parts(self.optimizer)
         self.scaler = torch.amp.GradScaler("cuda") if variant.precision == "fp16" else None
         self.model.register_forward_hook(self._note_outputs)
         step_starts: list[int] = []
