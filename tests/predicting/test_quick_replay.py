@@ -29,13 +29,13 @@ def lists_of_requests(draw: st.DrawFn) -> Requests:
     events: list[int] = []
     live: list[int] = []
     for number in range(1, len(sizes) + 1):
-        while live and draw(st.booleans()):
+        while draw(st.booleans()) and live:
             events.append(-live.pop(draw(st.integers(0, len(live) - 1))))
         if not draw(st.integers(0, 20)):
             events.append(0)
         events.append(number)
         live.append(number)
-    streams = draw(
+    streams: list[int] | None = draw(
         st.none() | st.lists(st.integers(0, 3), min_size=len(sizes), max_size=len(sizes))
     )
     dispensable = draw(st.frozensets(st.sampled_from(range(1, len(sizes) + 1)), max_size=5))

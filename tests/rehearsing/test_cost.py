@@ -47,9 +47,9 @@ def test_the_masks_inside_of_attention_are_not_computed() -> None:
         computed: list[str] = []
         plainly = Shadows.computed
 
-        def noted(shadows: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        def noted(self: Shadows, function: Any, args: Any, kwargs: Any) -> Any:
             computed.append(function._schema.name)
-            return plainly(shadows, function, args, kwargs)
+            return plainly(self, function, args, kwargs)
 
         Shadows.computed = noted  # type: ignore[method-assign]
         trace = rehearse(workload(GroupedAttention), Variant(micro_batch=2), CAPABILITY)

@@ -83,7 +83,13 @@ def replay_requests(
         is_expandable = settings.expandable_segments
         quick = replay_quickly(*requests, room_bytes, is_expandable=is_expandable)
         if quick is not None:
-            return Replayed(**dict(zip(Replayed.__slots__, quick, strict=True)))
+            allocated_bytes, reserved_bytes, num_retries, ran_out_at = quick
+            return Replayed(
+                peak_allocated_bytes=allocated_bytes,
+                peak_reserved_bytes=reserved_bytes,
+                num_retries=num_retries,
+                ran_out_at=ran_out_at,
+            )
     return replay(CachingAllocator(settings, SimulatedDevice(room_bytes)), *requests)
 
 

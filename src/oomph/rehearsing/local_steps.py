@@ -26,7 +26,7 @@ def step_on_local_parts(optimizer: optim.Optimizer) -> None:
 
     Between its steps its groups have the parameters themselves.
     """
-    if not _is_same_on_parts(optimizer):
+    if not is_same_on_parts(optimizer):
         return
     step: Any = optimizer.step
 
@@ -47,7 +47,8 @@ def step_on_local_parts(optimizer: optim.Optimizer) -> None:
     optimizer.step = step_on_parts  # type: ignore[method-assign]
 
 
-def _is_same_on_parts(optimizer: optim.Optimizer) -> bool:
+def is_same_on_parts(optimizer: optim.Optimizer) -> bool:
+    """Return whether torch's steps on DTensors and on their parts are known to be the same."""
     untried = _UNTRIED if type(optimizer) is not optim.SGD else (*_UNTRIED, "fused")
     is_tried = not any(group.get(one) for group in optimizer.param_groups for one in untried)
     return is_tried and type(optimizer) in _BY_NUMBER and not optimizer.state
