@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch names it
 
-from oomph.records.workload import Variant, Workload
+from oomph.records.workload import Sharding, Variant, Workload
 from oomph.rehearsing.child import in_a_child
 
 CAPABILITY = (9, 0)
@@ -60,20 +62,24 @@ def test_the_masks_inside_of_attention_are_not_computed() -> None:
     assert not any("tril" in op for op in computed)
 
 
-def test_a_model_is_gone_when_its_rehearsal_is_over() -> None:
+@pytest.mark.parametrize("sharding", ["none", "ddp", "fsdp"])
+def test_a_model_is_gone_when_its_rehearsal_is_over(sharding: Sharding) -> None:
+    variant = Variant(micro_batch=2, sharding=sharding, num_gpus=1 if sharding == "none" else 2)
+
     def work() -> tuple[int, bool]:
         from oomph.rehearsing.rehearse import prepare, rehearse
 
         prepare(CAPABILITY)
         made: list[Any] = []
 
-        def model() -> torch.nn.Module:
-            built = GroupedAttention()
-            made.append(weakref.ref(built))
-            return built
+        def loss(model: Any, batch: Any) -> Any:
+            made.append(weakref.ref(model))
+            made.extend(map(weakref.ref, model.parameters()))
+            return model(batch).square().mean()
 
+        trained = replace(workload(GroupedAttention), loss=loss)
         gc.disable()
-        trace = rehearse(workload(model), Variant(micro_batch=2), CAPABILITY)
+        trace = rehearse(trained, variant, CAPABILITY)
         num_events = len(trace.events)
         gc.collect()
         is_gone = all(each() is None for each in made)

@@ -105,7 +105,7 @@ def rehearse(
         # Hooks on parameters keep the loop, and so the model, alive where Python's collector cannot
         # see it.
         recorder.end()
-        vars(rehearsal).clear()
+        rehearsal.end()
         gc.enable()
 
 
@@ -192,6 +192,12 @@ class _Rehearsal:
             phase_starts=self.phase_starts,
         )
         return replace(trace, example_elements=self.example_elements)
+
+    def end(self) -> None:
+        """Let go of everything that the loop holds."""
+        if self.buckets:
+            vars(self.buckets).clear()
+        vars(self).clear()
 
     def _put_on_model(self) -> None:
         if self.variant.sharding == "ddp":  # our own reducer replaces DDP's
