@@ -18,6 +18,7 @@ from oomph.rehearsing.child import in_a_child
 OPTIMIZERS = ("as-is", "for-loop", "fused")
 ON: tuple[tuple[Sharding, int], ...] = (
     *(("ddp", 2), ("ddp", 3), ("ddp", 8), ("fsdp", 2), ("hybrid", 4)),
+    *(("hybrid", 16), ("hybrid", 24)),  # both in groups of 8
 )
 
 
@@ -29,6 +30,22 @@ def way(sharding: Sharding, num_gpus: int, accumulation: int = 1, **how: str) ->
         num_gpus=num_gpus,
         **how,  # type: ignore[arg-type] # names of settings
     )
+
+
+@functools.cache
+def stepped_alone() -> dict[Variant, Footprint]:
+    """The optimizer's step without forward and backward, from one child."""
+
+    def work() -> dict[Variant, Footprint]:
+        from oomph.rehearsing.rehearse import prepare, rehearse
+
+        prepare(CAPABILITY)
+        return {
+            each: footprint_of_one(rehearse(workload(), each, CAPABILITY, is_step_alone=True))
+            for each in (way(*on, optimizer=name) for on in ON for name in OPTIMIZERS)
+        }
+
+    return in_a_child(work)
 
 
 @functools.cache
@@ -50,7 +67,9 @@ def assert_same(one: Footprint, two: Footprint) -> None:
     """The same requests, and the same work in the same order."""
     for field in fields(Footprint):
         before, after = getattr(one, field.name), getattr(two, field.name)
-        if isinstance(before, np.ndarray) and field.name != "op":
+        if field.name in ("label", "module"):
+            assert [one.names[i] for i in before] == [two.names[i] for i in after], field.name
+        elif isinstance(before, np.ndarray) and field.name != "op":
             np.testing.assert_array_equal(before, after, err_msg=field.name)
     assert [one.kernels[number] for number in one.op] == [two.kernels[number] for number in two.op]
     assert one.host_bytes == two.host_bytes
@@ -67,6 +86,33 @@ def test_ddp_on_another_number_of_gpus_is_as_if_rehearsed_there(
     )
     assert found is not None
     assert_same(found, rehearsed()[asked])
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("known", "wanted"), [(16, 24), (24, 16)])
+def test_hybrid_in_groups_of_the_same_size_is_as_if_rehearsed_there(
+    known: int, wanted: int, accumulation: int
+) -> None:
+    given, asked = (way("hybrid", number, accumulation) for number in (known, wanted))
+    found = pass_footprint_like(
+        pass_settings_of(asked), {pass_settings_of(given): rehearsed()[given]}
+    )
+    assert found is not None
+    assert_same(found, rehearsed()[asked])
+    four = way("hybrid", 4, accumulation)  # in groups of 2
+    assert pass_footprint_like(pass_settings_of(asked), {pass_settings_of(four): found}) is None
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("on", ON)
+def test_a_step_alone_is_the_one_after_forward_and_backward(
+    on: tuple[Sharding, int], optimizer: str
+) -> None:
+    one = way(*on, optimizer=optimizer)
+    forward = rehearsed()[way(*on)]
+    assert_same(
+        with_step_of(forward, stepped_alone()[one]), with_step_of(forward, rehearsed()[one])
+    )
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from oomph.errors import CannotBePutOn
+from oomph.planning.bounds import held_by, without_hopeless
 from oomph.planning.lines import Failed, Lines
 from oomph.planning.ranking import Checked
 from oomph.planning.rehearsal_store import RehearsalStore
@@ -44,7 +45,7 @@ from oomph.predicting.residuals import Kind
 from oomph.predicting.scaling import ordered
 from oomph.predicting.speed import StepTime
 from oomph.records.gpu_model import GpuModel
-from oomph.records.plan import MicroBatchLimits, Plan, PlanOptions
+from oomph.records.plan import MicroBatchLimits, Plan, PlanOptions, Rejected
 from oomph.records.prediction import Prediction, Verdict
 from oomph.records.trace import Op, Trace
 from oomph.records.workload import Variant
@@ -109,6 +110,15 @@ class Estimates:
         self.as_is = self.predicted(_as_given(options, rehearsed), is_exact=True)
 
     # ---- from rehearsals of its parts ------------------------------------------------------------
+
+    def without_hopeless(
+        self, pairs: Sequence[tuple[Variant, Variant]]
+    ) -> tuple[list[Variant], tuple[Rejected, ...]]:
+        """Return the variants to compare, and why others cannot fit (see `bounds.py`)."""
+        own = self.as_is.variant
+        footprint, _ = self._footprint(own, is_exact=True)
+        limit_bytes = self.card.usable.high_bytes - self.outside.low_bytes
+        return without_hopeless(pairs, held_by(footprint, own.micro_batch), limit_bytes)
 
     def knows(self, variant: Variant) -> bool:
         return self.lines.knows(variant)

@@ -97,13 +97,15 @@ class Search:
 
     def _with_micro_batches_from(self, least: int) -> Found:
         choices = choices_of(self.rehearsed, self.options, self._capability, least)
-        every = list(variants(choices))
+        pairs = [(variant, _usual(variant)) for variant in variants(choices)]
+        every, hopeless = self.estimates.without_hopeless(pairs)
         usual = [variant for variant in every if variant == _usual(variant)]
         lines = self.estimates.lines
         lines.complete(usual)
         if choices_of(self.rehearsed, self.options, self._capability, least) != choices:
             # A trick that every variant should use could not be applied.
             return self._with_micro_batches_from(least)
+        choices = replace(choices, rejected=(*choices.rejected, *hopeless))
         lines.use_points_for(usual)
         found = self._compared(choices, usual)
         if lines.points:

@@ -9,7 +9,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from oomph.errors import CannotBePutOn, OomphError
 from oomph.planning.choices import Choices, choices_for
@@ -223,16 +223,11 @@ def in_short(error: Exception) -> str:
 
 
 def _step(rehearser: Rehearser, variant: Variant) -> Footprint:
-    is_alone = variant.sharding == "none"  # otherwise the gradients are sharded
-    return footprint_of_one(rehearser.trace(variant, is_step_alone=is_alone))
+    return footprint_of_one(rehearser.trace(variant, is_step_alone=True))
 
 
 def _forget_what_torch_holds() -> None:
-    """Collect garbage, then freeze what is left so that later collections skip it.
-
-    Hooks on parameters keep a rehearsed model alive where Python's collector cannot see it. The
-    next rehearsal starts with a collection, which would walk through all models so far.
-    """
+    """Collect garbage, then freeze what is left so that the next collection skips it."""
     gc.collect()
     gc.freeze()
 
@@ -368,24 +363,31 @@ def _block_of(module: str, places: dict[str, int]) -> int | None:
 
 
 # ---- reuse for another number of GPUs ------------------------------------------------------------
-# With DDP every GPU holds everything, however many there are: only the traffic differs. With hybrid
-# sharding the optimizer step sees the shards of one group and none of the replicas.
+# With DDP every GPU holds everything, however many there are: only the traffic differs. So it is
+# with hybrid sharding on groups of the same size. The optimizer step sees the shards of one group
+# and none of the replicas.
 
 
 def pass_footprint_like(
     settings: PassSettings, known: Mapping[PassSettings, Footprint]
 ) -> Footprint | None:
-    """Return the footprint with DDP, derived from one on another number of GPUs."""
-    if settings.sharding != "ddp":
+    """Return the footprint with replicas, derived from one with another number of replicas."""
+    copies, shards = _grid_of(settings)
+    if copies == 1:
         return None
-    alike = (key for key in known if key._replace(num_gpus=settings.num_gpus) == settings)
-    other = next(alike, None)
-    if other is None:
-        return None
-    kernels = (
-        _sent_among(each, other.num_gpus, settings.num_gpus) for each in known[other].kernels
-    )
-    return replace(known[other], kernels=tuple(kernels))
+    for other, footprint in known.items():
+        copies_of_other, shards_of_other = _grid_of(other)
+        is_alike = other._replace(num_gpus=settings.num_gpus) == settings
+        if is_alike and shards_of_other == shards:
+            kernels = (_sent_among(each, copies_of_other, copies) for each in footprint.kernels)
+            return replace(footprint, kernels=tuple(kernels))
+    return None
+
+
+def _grid_of(settings: PassSettings) -> tuple[int, int]:
+    """Return the number of replicas of the model, and the GPUs that each is sharded among."""
+    sharding: Any = settings.sharding
+    return grid_of(Variant(micro_batch=1, sharding=sharding, num_gpus=settings.num_gpus))
 
 
 def step_like(step: Step, known: Mapping[Step, Footprint]) -> Footprint | None:
@@ -406,11 +408,12 @@ def _on_one_group(step: Step) -> Step:
 
 
 def _sent_among(kernel: Kernel, num_before: int, num_gpus: int) -> Kernel:
-    """Rescale an all-reduce to another number of GPUs.
+    """Rescale an all-reduce of gradients to another number of replicas.
 
-    In a ring of n each GPU sends 2 x (n - 1) / n of what is summed, rounded down.
+    In a ring of n each GPU sends 2 x (n - 1) / n of what is summed, rounded down. What is summed
+    after backward, to clip gradients, is summed over the shards.
     """
-    if kernel.name != _ALL_REDUCE:
+    if kernel.name != _ALL_REDUCE or kernel.phase != "backward":
         return kernel
     summed = -(-kernel.fixed_moved_bytes * num_before // (2 * (num_before - 1)))
     return kernel._replace(fixed_moved_bytes=2 * summed * (num_gpus - 1) // num_gpus)

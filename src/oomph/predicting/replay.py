@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from oomph.predicting.allocator import CachingAllocator, OutOfMemory
 from oomph.predicting.allocator_settings import AllocatorSettings
-from oomph.predicting.segments import SimulatedDevice
+from oomph.predicting.quick_replay import replay_quickly
+from oomph.predicting.segments import UNLIMITED_BYTES, SimulatedDevice
 from oomph.records.trace import Trace
 
 _NOWHERE = -1  # the address of a skipped request
@@ -77,8 +78,19 @@ def replay_requests(
     requests: Requests, settings: AllocatorSettings, limit_bytes: int | None
 ) -> Replayed:
     """Replay on a device of `limit_bytes`; None: without a limit."""
-    device = SimulatedDevice() if limit_bytes is None else SimulatedDevice(max(limit_bytes, 0))
-    return replay(CachingAllocator(settings, device), *requests)
+    room_bytes = UNLIMITED_BYTES if limit_bytes is None else max(limit_bytes, 0)
+    if settings == AllocatorSettings(expandable_segments=settings.expandable_segments):
+        is_expandable = settings.expandable_segments
+        quick = replay_quickly(*requests, room_bytes, is_expandable=is_expandable)
+        if quick is not None:
+            allocated_bytes, reserved_bytes, num_retries, ran_out_at = quick
+            return Replayed(
+                peak_allocated_bytes=allocated_bytes,
+                peak_reserved_bytes=reserved_bytes,
+                num_retries=num_retries,
+                ran_out_at=ran_out_at,
+            )
+    return replay(CachingAllocator(settings, SimulatedDevice(room_bytes)), *requests)
 
 
 # ---- outputs that the loop keeps

@@ -157,17 +157,21 @@ def attention_on(capability: Callable[[], tuple[int, int]]) -> Callable[..., Any
             return _flash(query, key, value, **options)
         if _is_efficient(query, key):
             return _efficient(query, key, value, attn_mask, **options)
-        return torch.ops.aten._scaled_dot_product_attention_math(
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            None,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )[0]
+        Disguise.unread += 1
+        try:
+            return torch.ops.aten._scaled_dot_product_attention_math(
+                query,
+                key,
+                value,
+                attn_mask,
+                dropout_p,
+                is_causal,
+                None,
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )[0]
+        finally:
+            Disguise.unread -= 1
 
     return attention
 

@@ -41,6 +41,7 @@ class Disguise:
     suspended = 0  # > 0 while a meta kernel runs or a model is built, which must see `meta`
     building = 0  # > 0 while a model is built: on the host, whatever device is named
     in_setitem = 0  # > 0 inside `x[i] = 3`: on a GPU the scalar stays on the host
+    unread = 0  # > 0 inside an op of several ops: what it makes on the way cannot be read
     hosted: dict[int, Any] = {}  # storages that stand for the host's memory # noqa: RUF012
     # Makes a real copy of a pretended tensor. Replaced by the module that knows values.
     real: Callable[[torch.Tensor], torch.Tensor] = staticmethod(

@@ -370,6 +370,10 @@ class Shadows:
 
     def follow(self, function: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Update the known values after an op on pretended tensors: its results and its targets."""
+        if not Disguise.unread:
+            self._follow(function, args, kwargs, out)
+
+    def _follow(self, function: Any, args: Any, kwargs: Any, out: Any) -> None:
         written = self.written_by(function, args, kwargs)
         if written and _name_of(function) in _KEEPS:
             return

@@ -287,6 +287,10 @@ class Recorder(TorchDispatchMode):
             column[:] = [column[number] for number in numbers]
         self.events[:] = range(1, len(numbers) + 1)
 
+    def end(self) -> None:
+        """Record nothing any more, such as the end of the model itself."""
+        self._live.clear()
+
     def _make_on_death(self) -> Callable[[Any], None]:
         # A closure, because a bound method would be created again for each allocation.
         alive, events = self._live, self.events

@@ -35,6 +35,7 @@ from oomph.records.workload import (
     holds_parameters_on_host,
 )
 from oomph.rehearsing.building import build, materialise, without_memory
+from oomph.rehearsing.local_steps import step_on_local_parts
 from oomph.rehearsing.padding import note_of_padding
 from oomph.rehearsing.recorder import ModuleStack, Recorder, labelled
 from oomph.tricks.apply import around_forward, put_on_built, put_on_model, put_on_optimizer
@@ -121,10 +122,15 @@ def rehearse(
     world: AbstractContextManager[None] = contextlib.nullcontext()
     if divides:
         world = ranks.one_of(variant.num_gpus, recorder, is_on_host=is_on_host)
+    rehearsal = _Rehearsal(workload, variant, recorder, is_step_alone)
     try:
         with recorder, autocast.guard(), world, _progress_shown(recorder):
-            return _Rehearsal(workload, variant, recorder, is_step_alone).run()
+            return rehearsal.run()
     finally:
+        # Hooks on parameters keep the loop, and so the model, alive where Python's collector cannot
+        # see it.
+        recorder.end()
+        rehearsal.end()
         gc.enable()
 
 
@@ -188,6 +194,8 @@ class _Rehearsal:
             parameter.register_post_accumulate_grad_hook(self._note_gradient)
         self.optimizer = put_on_optimizer(self.workload.optimizer, parameters, variant)
         _check_optimizer(self.optimizer)
+        if divides_parameters(variant) and not holds_parameters_on_host(variant):
+            step_on_local_parts(self.optimizer)
         self.scaler = scaler_on_host("cuda") if variant.precision == "fp16" else None
         self.model.register_forward_hook(self._note_outputs)
         step_starts: list[int] = []
@@ -210,6 +218,12 @@ class _Rehearsal:
             phase_starts=self.phase_starts,
         )
         return replace(trace, example_elements=self.example_elements)
+
+    def end(self) -> None:
+        """Let go of everything that the loop holds."""
+        if self.buckets:
+            vars(self.buckets).clear()
+        vars(self).clear()
 
     def _put_on_model(self) -> None:
         if self.variant.sharding == "ddp":  # our own reducer replaces DDP's

@@ -1,0 +1,107 @@
+"""Which sharded variants cannot fit, whatever a rehearsal would say.
+
+A model of 100 GB on GPUs of 80 GB needs more than two shards. To rehearse it in each way on 2 GPUs
+takes as long as on 1024, and shows only what its parameters and gradients alone say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from oomph.predicting.footprint import CATEGORIES, Footprint
+from oomph.records.plan import Rejected
+from oomph.records.trace import Category
+from oomph.records.workload import Variant, divides_parameters, grid_of
+from oomph.units import format_bytes
+
+
+class Held(NamedTuple):
+    """What the model holds as it is given, on one GPU."""
+
+    parameter_bytes: int
+    gradient_bytes: int
+
+
+def held_by(footprint: Footprint, micro_batch: int) -> Held:
+    """Return the most live bytes of parameters and of their gradients."""
+    return Held(
+        _most_bytes(footprint, "parameters", micro_batch),
+        _most_bytes(footprint, "gradients", micro_batch),
+    )
+
+
+def least_bytes(variant: Variant, as_given: Held) -> int:
+    """Return what each GPU holds at least before the optimizer's step; 0 if unknown.
+
+    Rank 0 has the largest shard of each parameter. Autocast keeps parameters and gradients as they
+    are.
+    """
+    if _has_other_parameters(variant):
+        return 0
+    held = as_given.parameter_bytes
+    if not (variant.optimizer_in_backward or variant.offload_optimizer):
+        held += as_given.gradient_bytes
+    _, shards = grid_of(variant)
+    return held // (2 * shards if variant.precision == "pure-bf16" else shards)
+
+
+def _has_other_parameters(variant: Variant) -> bool:
+    """Return whether a trick may change what is held, also one that is not known here."""
+    known = replace(
+        variant,
+        precision="fp32",
+        checkpointing="none",
+        optimizer="as-is",
+        optimizer_in_backward=False,
+        attention="as-is",
+        loss="as-is",
+        channels_last=False,
+        offload_activations=False,
+        offload_optimizer=False,
+        sharding="none",
+        num_gpus=1,
+        accumulation=1,
+        expandable_segments=False,
+    )
+    return known != Variant(micro_batch=variant.micro_batch)
+
+
+def _most_bytes(footprint: Footprint, category: Category, micro_batch: int) -> int:
+    """Return the most live bytes of a category."""
+    import numpy as np
+
+    places = np.abs(footprint.event) - 1
+    sizes = footprint.fixed_bytes + footprint.grown_bytes * micro_batch
+    is_counted = footprint.category[places] == CATEGORIES.index(category)
+    live = np.cumsum(np.where(is_counted, sizes[places] * np.sign(footprint.event), 0))
+    return int(live.max(initial=0))
+
+
+def without_hopeless(
+    pairs: Sequence[tuple[Variant, Variant]], as_given: Held, limit_bytes: int
+) -> tuple[list[Variant], tuple[Rejected, ...]]:
+    """Return the variants to compare, and why others on several GPUs are not.
+
+    `pairs` are each variant and the one without its tricks that only save memory: both are compared
+    or none. If every sharded variant is hopeless, all are compared, to show how much is missing.
+    """
+    hopeful = {usual for one, usual in pairs if least_bytes(one, as_given) <= limit_bytes}
+    if not any(divides_parameters(usual) for usual in hopeful):
+        return [one for one, _ in pairs], ()
+    kept: list[Variant] = []
+    least: dict[str, int] = {}
+    for one, usual in pairs:
+        if usual in hopeful or not divides_parameters(one):
+            kept.append(one)
+            continue
+        name = f"{one.sharding} on {one.num_gpus} GPUs in {one.precision}"
+        found = least_bytes(one, as_given)
+        least[name] = min(found, least.get(name, found))
+    return kept, tuple(_rejected(name, found) for name, found in least.items())
+
+
+def _rejected(name: str, least: int) -> Rejected:
+    why = f"what is sharded needs at least {format_bytes(least)} on each GPU"
+    return Rejected(what=name, why=why)
