@@ -84,10 +84,10 @@ def without_hopeless(
 ) -> tuple[list[Variant], tuple[Rejected, ...]]:
     """Return the variants to compare, and why others on several GPUs are not.
 
-    `pairs` are each variant and the one without its tricks that only save memory: both are compared
-    or none. If every sharded variant is hopeless, all are compared, to show how much is missing, and
-    with FSDP's offload of the shards to the host. More GPUs come before that: it takes several times
-    as long, and terabytes of memory for the models that are too large here.
+    `pairs` are each variant and the one without its tricks that only save memory: both are
+    compared or none. If every sharded variant is hopeless, all are compared, to show how much is
+    missing, and with FSDP's offload of the shards to the host. More GPUs come before that: it takes
+    several times as long, and terabytes of memory for the models that are too large here.
     """
     hopeful = {usual for one, usual in pairs if least_bytes(one, as_given) <= limit_bytes}
     if not any(divides_parameters(usual) for usual in hopeful):
