@@ -101,15 +101,8 @@ def plan_with_options(
     trained = what_to_train(workload)
     if isinstance(trained, Script):
         refuse_keeps(options.keeps)
-        return plans.plan_script(
-            trained,
-            options,
-            target,
-            tell,
-            draws=draws,
-            is_unprotected=unprotected,
-            is_fresh=fresh,
-        )
+        ways = {"is_unprotected": unprotected, "is_fresh": fresh}
+        return plans.plan_script(trained, options, target, tell, draws=draws, **ways)
     name = workload if isinstance(workload, str) else "workload"
     return plans.plan_workload(trained, name, options, target, tell, draws=draws)
 

@@ -59,17 +59,15 @@ def predict(
     once, `offload` moves "activations" or the "optimizer" to the host, or with "zero" the optimizer
     and the fp32 weights. `adapters` trains "lora" or "qlora" instead of the whole model, of
     `lora_rank` (16) on the blocks' linear layers or, with `lora_targets="attention"`, on those of
-    attention. `keeps="outputs"` is for a loop that keeps what the model returned until the next
-    step, as `outputs = model(...)` does, "nothing" for one that does not; by default as the
-    workload says.
+    attention. `keeps="outputs"` is for a loop that keeps `outputs = model(...)` until the next
+    step, "nothing" for one that does not; by default as the workload says.
 
     On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (the model
     and its optimizer are divided among all) or "hybrid" (divided within groups of GPUs); the
     micro-batch and all memory figures are per GPU.
 
-    `measured_step_s` is the measured time of one whole optimizer step on that GPU, at the
-    `measured_` micro-batch, precision and checkpointing; those not given are as requested. The
-    predicted time is then scaled to it.
+    `measured_step_s` is the measured time of one optimizer step on that GPU, at the `measured_`
+    settings (by default those requested); the predicted time is then scaled to it.
     """
     from dataclasses import replace
 
