@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from accuracy.recipe_rows import LEFT_OUT, NUM_COLLECTED, SOURCES, Recipe, read_rows
+from accuracy.recipe_rows import LEFT_OUT, NUM_COLLECTED, SOURCES, WHY, Recipe, read_rows
 from accuracy.recipe_workloads import Built
 from oomph.errors import OomphError
 from oomph.units import GIB
@@ -346,7 +346,8 @@ def disagreements(scored: Sequence[Scored]) -> Iterator[str]:
             yield f"- {_what(each.row)}: no prediction: {said.error}"
         if each.verdict == "wrong" and said is not None:
             took = f"{said.device_bytes / GIB:.1f} of {said.capacity_bytes / GIB:.1f} GiB"
-            yield f"- {_what(each.row)}: {each.row.outcome}, predicted {took}"
+            why = WHY.get(each.row.id, "not known why")
+            yield f"- {_what(each.row)}: {each.row.outcome}, predicted {took}; {why}"
         if each.plan_fails and each.planned is not None:
             fails = "; ".join(each.plan_fails)
             yield f"- {_what(each.row)}: plan {each.planned.what}: {fails}"
@@ -357,6 +358,15 @@ def report(scored: Sequence[Scored]) -> Iterator[str]:
         rows = [each for each in scored if each.row.is_blind == is_blind]
         if rows:
             yield from (f"Recipes that were {title}:", "", *summary(rows), "")
+    compared = [each for each in scored if each.row.outcome == "fits" or each.row.fixed_by]
+    asked = [each for each in compared if each.planned is not None]
+    pairs = sum(bool(each.row.fixed_by) for each in asked)
+    yield (
+        f"Plans were asked for {len(asked)} of {len(compared)} recipes,"
+        f" {pairs} of them for what had run out of memory."
+    )
+    yield ""
+    yield from disagreements(scored)
 
 
 def left_out() -> Iterator[str]:
@@ -403,7 +413,7 @@ def main() -> None:
             print("\n".join(table(of_source)) + "\n")
     print("\n".join([*left_out(), ""]))
     lines = list(report(scored))
-    print("\n".join([*lines, *disagreements(scored)]))
+    print("\n".join(lines))
     if options.docs:
         from docs.generate import replace_block
 

@@ -268,9 +268,11 @@ def test_each_disagreement_is_a_line_and_all_are_counted() -> None:
     worse = Scored(row=a_row(), predicted=said("yes"), planned=planned(num_gpus=2))
     lines = list(recipes.disagreements([wrong, worse]))
     assert [line.rpartition(": ")[2] for line in lines] == [
-        "oom, predicted 10.2 of 37.3 GiB".rpartition(": ")[2],
+        "oom, predicted 10.2 of 37.3 GiB; not known why",
         "2 GPUs instead of 1",
     ]
+    asked = "Plans were asked for 1 of 1 recipes, 0 of them for what had run out of memory."
+    assert asked in list(recipes.report([wrong, worse]))
     total = list(recipes.summary([wrong, worse]))[-1]
     assert total == "| all | 2 | 1 | 0 | 1 | 2 | 7.1 % | 1 | 0 |"
 
