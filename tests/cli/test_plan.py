@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import os
@@ -479,3 +480,36 @@ def test_interrupted_it_leaves_neither_a_process_nor_a_file(tmp_path: Path, whom
     passed = [path for path in files if path.parent.name == "self-tests"]
     assert {path.name for path in files if path not in passed} == {"train.py", "rehearsing"}
     assert all(json.loads(gzip.decompress(path.read_bytes())) for path in passed)
+
+
+# ---- exports, and what comes next --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["hf", "lightning", "accelerate", "deepspeed"])
+def test_an_export_of_settings_is_nothing_but_json(told: Any, target: str) -> None:
+    settings = json.loads(told(*TIGHT, "--export", target))
+    assert "32" in json.dumps(settings)  # its micro-batch is somewhere, or is named by hand
+
+
+def test_an_export_of_code_is_python_and_one_for_a_queue_is_a_script(told: Any) -> None:
+    ast.parse(told(*TIGHT, "--export", "code"))
+    assert told(*TIGHT, "--export", "slurm").startswith("#!/bin/bash")
+    assert "-l gpu=1" in told(*TIGHT, "--export", "sge")
+    assert "torchrun" in told(*TIGHT, "--export", "torchrun")
+
+
+def test_the_last_line_is_what_to_do_with_the_plan(
+    told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    last = told(*TIGHT).splitlines()[-1]
+    assert last.startswith("next: oomph plan ")
+    assert "-o plan.json" in last
+    last = told(*TIGHT, "-o", str(tmp_path / "plan.json")).splitlines()[-1]
+    assert f"oomph.load_plan('{tmp_path / 'plan.json'}')" in last
+
+
+def test_why_tricks_were_not_considered_is_said_only_if_asked(told: Any) -> None:
+    assert "not considered" not in told(*TIGHT)
+    assert "--explain says why" in " ".join(told(*TIGHT).split())
+    assert "changes training: --allow" in " ".join(told(*TIGHT, "--explain").split())

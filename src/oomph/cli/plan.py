@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from oomph.cli.arguments import add_keeps, add_lora, add_workload_and_gpu, positive, what_to_train
+from oomph.cli.arguments import (
+    add_keeps,
+    add_lora,
+    add_workload_and_gpu,
+    asked_again,
+    positive,
+    print_json,
+    what_to_train,
+)
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -16,6 +24,8 @@ if TYPE_CHECKING:
     from oomph.records.check import Checks
     from oomph.records.plan import Plans
     from oomph.records.script import Script, ScriptChanges
+
+EXPORTS = ("hf", "lightning", "accelerate", "deepspeed", "torchrun", "slurm", "sge", "code")
 
 DESCRIPTION = """\
 Find the training settings that fit on a GPU: micro-batch, precision, checkpointing,
@@ -93,6 +103,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the changes to your script as a diff; the script itself is not touched",
     )
+    parser.add_argument(
+        "--explain", action="store_true", help="say why each trick was not considered"
+    )
+    parser.add_argument(
+        "--export",
+        choices=EXPORTS,
+        help="print only the recommended plan, as the settings of this tool or as code",
+    )
     parser.add_argument("--html", metavar="PLAN.HTML", help="write a page with charts of the plans")
 
 
@@ -101,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
 
     from oomph.records.plan import PlanOptions
     from oomph.records.workload import check_lora
-    from oomph.verbs.plan import checked_tricks, code_of, plan_with_options, save_plan
+    from oomph.verbs.plan import checked_tricks, export_of, plan_with_options, save_plan
 
     trained = what_to_train(options)
     _check_diff(options, trained)
@@ -134,9 +152,8 @@ def run(options: argparse.Namespace) -> int:
         _say("")  # clear the line, also before an error
     if unchecked:
         plans = replace(plans, caveats=(*plans.caveats, *unchecked))
-    _print(
-        plans, as_json=options.json
-    )  # first, so that an error in writing files does not lose the answer
+    # First, so that an error in writing files does not lose the answer.
+    _print(plans, options, trained)
     if plans.changes is not None and options.diff:
         _print_changes(plans.changes, options.of_script)
     if options.o and plans.best is not None:
@@ -144,7 +161,8 @@ def run(options: argparse.Namespace) -> int:
     if options.html:
         from oomph.showing.plan import write_plan_page
 
-        write_plan_page(plans, plans.timelines, tuple(map(code_of, plans)), options.html)
+        code = [export_of(plan, "code") for plan in plans]
+        write_plan_page(plans, plans.timelines, code, options.html)
     return _exit_code(plans)
 
 
@@ -205,17 +223,39 @@ def _print_changes(changes: ScriptChanges, given: Sequence[str]) -> None:
     print_changes(changes, given)
 
 
-def _print(plans: Plans, *, as_json: bool) -> None:
-    if as_json:
-        import json
-
+def _print(plans: Plans, options: argparse.Namespace, trained: str | Script) -> None:
+    if options.json:
         from oomph.records.plan import as_answer
 
-        print(json.dumps(as_answer(plans), indent=2, ensure_ascii=False))
+        print_json(as_answer(plans))
+    elif options.export:
+        from oomph.verbs.plan import export_of
+
+        script = "" if isinstance(trained, str) else trained.path or ""
+        if plans.best is not None:
+            print(export_of(plans.best, options.export, script, options.of_script))
+        else:
+            print("oomph: nothing that is allowed fits: there is no plan", file=sys.stderr)
     else:
         from oomph.showing.plan import print_plans
 
-        print_plans(plans)
+        then = _next(plans, options, trained)
+        print_plans(plans, explains=options.explain, then=then)
+
+
+def _next(plans: Plans, options: argparse.Namespace, trained: str | Script) -> list[str]:
+    """Return the commands or the code that come after this answer."""
+    if plans.best is None:
+        return []
+    if options.o:
+        stepper = f"oomph.Stepper(model, optimizer, loss, plan=oomph.load_plan({options.o!r}))"
+        return [f"{stepper}  # in your training loop"]
+    if isinstance(trained, str):
+        return [f"{asked_again(options, 'plan')} -o plan.json  # to train with oomph.Stepper"]
+    if options.diff:
+        return []
+    asked, dashes, arguments = asked_again(options, "plan").partition(" -- ")
+    return [f"{asked} --diff{dashes}{arguments}  # what to change in your script"]
 
 
 def _exit_code(plans: Plans) -> int:

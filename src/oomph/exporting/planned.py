@@ -6,6 +6,7 @@ plans.best.not_expressed("hf")  # what TrainingArguments cannot express, and how
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -98,6 +99,33 @@ class Planned(Plan):
     def to_code(self) -> str:
         """Return a plain PyTorch training loop that follows this plan exactly, without oomph."""
         return as_code(self)
+
+    def exported(self, target: str, script: str, arguments: Sequence[str] = ()) -> str:
+        """Return an export as text: what to write to a file, or JSON of what the methods return.
+
+        What the target cannot express follows as comments, after JSON as a key of that name.
+        """
+        if target == "code":
+            return self.to_code()
+        left = self.not_expressed(target)
+        if target in ("torchrun", "slurm", "sge"):
+            texts = {
+                "torchrun": lambda: self.to_torchrun(script, arguments).shell,
+                "slurm": lambda: self.to_slurm(script, arguments),
+                "sge": lambda: self.to_sge(script, arguments),
+            }
+            text = texts[target]().rstrip("\n")
+            return "\n".join([text, *(f"# by hand: {line}" for line in left)])
+        settings: dict[str, Any]
+        if target == "accelerate":
+            made_for = self.to_accelerate()
+            settings = {"config": made_for.config, "Accelerator": made_for.arguments}
+        else:
+            methods = {"hf": self.to_hf, "lightning": self.to_lightning}
+            settings = {**methods.get(target, self.to_deepspeed)()}
+        if left:
+            settings["not_expressed"] = list(left)
+        return json.dumps(settings, indent=2, ensure_ascii=False, default=str)
 
     def not_expressed(self, target: str) -> tuple[str, ...]:
         """Return what the export to a target cannot express, and how to do it.

@@ -55,8 +55,8 @@ _IN_WORDS = {
 }
 
 
-def print_plans(plans: Plans) -> None:
-    """Print the whole answer on the terminal."""
+def print_plans(plans: Plans, *, explains: bool = False, then: Sequence[str] = ()) -> None:
+    """Print the answer; with why tricks were not considered if it `explains`; `then` is next."""
     console = new_console()
     _print_as_is(console, plans)
     if plans.best is None:
@@ -69,12 +69,15 @@ def print_plans(plans: Plans) -> None:
         _print_tricks(console, plans.best)
     for caveat in plans.caveats:
         print_prose(console, f"- {caveat}")
-    _print_rejected(console, plans.rejected)
-    print_prose(console, f"Compared {plans.num_candidates} variants.", "dim")
+    if explains:
+        _print_rejected(console, plans.rejected)
+    _print_compared(console, plans, explains=explains)
     if plans.seen is not None:
         from oomph.showing.script import print_seen
 
         print_seen(console, plans.seen)
+    for command in then:
+        print_prose(console, f"next: {command}", "bold")
 
 
 def _print_as_is(console: Console, plans: Plans) -> None:
@@ -256,6 +259,13 @@ def _print_rejected(console: Console, rejected: Sequence[Rejected]) -> None:
         by_reason.setdefault(one.why.replace(f"--allow {one.what}", "--allow"), []).append(one.what)
     for why, names in by_reason.items():
         print_prose(console, f"not considered: {', '.join(names)} ({why})", "dim")
+
+
+def _print_compared(console: Console, plans: Plans, *, explains: bool) -> None:
+    """Say in one line how much was compared, and what was not."""
+    names = [one.what for one in plans.rejected if not explains]
+    without = f", without {', '.join(names)}: --explain says why" if names else ""
+    print_prose(console, f"Compared {plans.num_candidates} variants{without}.", "dim")
 
 
 def _print_shortfall(console: Console, plans: Plans) -> None:

@@ -133,11 +133,11 @@ def save_plan(plan: Plan, path: Path | str) -> None:
     Planned.of(plan).save(path)
 
 
-def code_of(plan: Plan) -> str:
-    """Return a plain training loop that implements a plan."""
+def export_of(plan: Plan, target: str, script: str = "", arguments: Sequence[str] = ()) -> str:
+    """Return a plan as the settings of a tool, or as "code", in text."""
     from oomph.exporting.planned import Planned
 
-    return Planned.of(plan).to_code()
+    return Planned.of(plan).exported(target, script or "train.py", arguments)
 
 
 def trick_names() -> tuple[str, ...]:
