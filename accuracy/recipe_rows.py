@@ -5,6 +5,10 @@ it fitted (with how much memory, if that is said) or ran out of memory. `fixed_b
 that made it fit. A figure in GB is read as the source prints it: 1e9 bytes in litgpt, and
 otherwise as it stands. Half of the rows, drawn by a hash of their names, are blind: nobody looked
 at their predictions before the last scoring.
+
+What was changed after a first prediction, each time for a line of the source, and for blind rows of
+the source alike: DreamBooth trains an image together with one of its class, speechbrain freezes
+Whisper's encoder, and before torch 2.0 optimizers went tensor by tensor and gradients were kept.
 """
 
 from __future__ import annotations
