@@ -28,6 +28,7 @@ def predict(
     adapters: Adapters = "none",
     lora_rank: int | None = None,
     lora_targets: str | None = None,
+    channels_last: bool = False,
     expandable_segments: bool = False,
     measured_step_s: float | None = None,
     measured_micro_batch: int | None = None,
@@ -58,9 +59,9 @@ def predict(
     language model's loss in pieces, `optimizer_in_backward` applies and frees each gradient at
     once, `offload` moves "activations" or the "optimizer" to the host, `adapters` trains "lora" or
     "qlora" instead of the whole model, of `lora_rank` (16) on the blocks' linear layers or, with
-    `lora_targets="attention"`, on those of attention. `keeps="outputs"` is for a loop that keeps
-    what the model returned until the next step, as `outputs = model(...)` does, "nothing" for one
-    that does not; by default as the workload says.
+    `lora_targets="attention"`, on those of attention, `channels_last` stores images
+    with their channels last. `keeps="outputs"` is for a loop that keeps what the model returned
+    until the next step, "nothing" for one that does not; by default as the workload says.
 
     On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (the model
     and its optimizer are divided among all) or "hybrid" (divided within groups of GPUs); the
@@ -78,7 +79,6 @@ def predict(
         predict_script,
         predict_workload,
         refuse_keeps,
-        refuse_lora_settings,
         refuse_measured_step,
         what_to_train,
     )
@@ -95,8 +95,7 @@ def predict(
     from oomph.sensing.target import find_target
 
     offload = (offload,) if isinstance(offload, str) else tuple(offload)
-    check_tricks(attention, loss, adapters, offload)
-    refuse_lora_settings(adapters, lora_rank, lora_targets)
+    check_tricks(attention, loss, adapters, offload, (lora_rank, lora_targets))
     target = find_target(gpu, gpu_memory)
     tricks = Variant(
         micro_batch=1,
@@ -110,6 +109,7 @@ def predict(
         offload_optimizer="optimizer" in offload,
         adapters=adapters,
         **check_lora(lora_rank, lora_targets),
+        channels_last=channels_last,
         num_gpus=num_gpus,
         sharding=check_sharding(sharding, num_gpus),
     )
