@@ -298,6 +298,7 @@ def test_a_prediction_of_the_recommended_plan_says_the_same_and_rehearses_nothin
         optimizer=variant.optimizer,
         optimizer_in_backward=variant.optimizer_in_backward,
         offload=[what for what, is_on in offload.items() if is_on],
+        channels_last=variant.channels_last,
         expandable_segments=variant.expandable_segments,
     )
     assert replace(alone, notes=()) == replace(plans.best.prediction, notes=())

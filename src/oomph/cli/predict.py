@@ -139,6 +139,11 @@ def _add_tricks(parser: argparse.ArgumentParser) -> None:
     )
     add_lora(parser)
     parser.add_argument(
+        "--channels-last",
+        action="store_true",
+        help="images as height x width x channels in memory, as tensor cores read them",
+    )
+    parser.add_argument(
         "--expandable-segments",
         action="store_true",
         help="predict for PYTORCH_ALLOC_CONF=expandable_segments:True",
@@ -182,6 +187,7 @@ def run(options: argparse.Namespace) -> int:
         adapters=options.adapters,
         lora_rank=options.lora_rank,
         lora_targets=options.lora_targets,
+        channels_last=options.channels_last,
         expandable_segments=options.expandable_segments,
         keeps=options.keeps,
         unprotected=options.unprotected,

@@ -54,17 +54,19 @@ def what_to_train(workload: Workload | Script | str) -> Workload | Script | tupl
     return Script(path=workload, directory=str(Path.cwd()))
 
 
-def check_tricks(attention: str, loss: str, adapters: str, offload: Sequence[str]) -> None:
-    """Raise UsageError for the first unknown value."""
+def check_tricks(
+    attention: str,
+    loss: str,
+    adapters: str,
+    offload: Sequence[str],
+    of_adapters: tuple[int | None, str | None] = (None, None),
+) -> None:
+    """Raise UsageError for the first unknown value, and for settings of adapters without any."""
     given = [("attention", attention), ("loss", loss), ("adapters", adapters)]
     for name, value in (*given, *(("offload", what) for what in offload)):
         if value not in _CHOICES[name]:
             raise UsageError(f"unknown {name} {value!r:.40}", attempt=" or ".join(_CHOICES[name]))
-
-
-def refuse_lora_settings(adapters: str, rank: int | None, targets: str | None) -> None:
-    """Raise UsageError for settings of adapters where there are none."""
-    if adapters == "none" and (rank is not None or targets is not None):
+    if adapters == "none" and of_adapters != (None, None):
         raise UsageError(
             "rank and targets are those of adapters, and none are asked for",
             attempt="--adapters lora, or qlora",

@@ -28,6 +28,7 @@ def predict(
     adapters: Adapters = "none",
     lora_rank: int | None = None,
     lora_targets: str | None = None,
+    channels_last: bool = False,
     expandable_segments: bool = False,
     measured_step_s: float | None = None,
     measured_micro_batch: int | None = None,
@@ -77,7 +78,6 @@ def predict(
         predict_script,
         predict_workload,
         refuse_keeps,
-        refuse_lora_settings,
         refuse_measured_step,
         what_to_train,
     )
@@ -94,8 +94,7 @@ def predict(
     from oomph.sensing.target import find_target
 
     offload = (offload,) if isinstance(offload, str) else tuple(offload)
-    check_tricks(attention, loss, adapters, offload)
-    refuse_lora_settings(adapters, lora_rank, lora_targets)
+    check_tricks(attention, loss, adapters, offload, (lora_rank, lora_targets))
     target = find_target(gpu, gpu_memory)
     tricks = Variant(
         micro_batch=1,
@@ -110,6 +109,7 @@ def predict(
         zero_offload="zero" in offload,
         adapters=adapters,
         **check_lora(lora_rank, lora_targets),
+        channels_last=channels_last,
         num_gpus=num_gpus,
         sharding=check_sharding(sharding, num_gpus),
     )
