@@ -60,8 +60,8 @@ def predict(
     once, `offload` moves "activations" or the "optimizer" to the host, or with "zero" the optimizer
     and the fp32 weights. `adapters` trains "lora" or "qlora" instead of the whole model, of
     `lora_rank` (16) on the blocks' linear layers or, with `lora_targets="attention"`, on those of
-    attention. `keeps="outputs"` is for a loop that keeps `outputs = model(...)` until the next
-    step, "nothing" for one that does not; by default as the workload says.
+    attention. `channels_last` stores images so. `keeps="outputs"` is for a loop that keeps `outputs
+    = model(...)` until the next step, "nothing" for others; by default as the workload says.
 
     On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (the model
     and its optimizer are divided among all) or "hybrid" (divided within groups of GPUs); the
