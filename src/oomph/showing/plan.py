@@ -24,6 +24,7 @@ from oomph.records.stored import (
 from oomph.showing.html_page import write_page
 from oomph.showing.predict import FITS, named_tricks
 from oomph.showing.terminal import (
+    GAP,
     Column,
     Glyphs,
     fitting,
@@ -32,6 +33,8 @@ from oomph.showing.terminal import (
     new_console,
     print_line,
     print_prose,
+    print_table,
+    with_wrapped,
 )
 from oomph.tricks.trick import tricks_on
 from oomph.units import format_bytes, format_ratio
@@ -48,6 +51,8 @@ _STABILITY = {
     "changes": ("CHANGES", "bold yellow"),
 }
 _BAR_WIDTH = 14
+_KEEP_BAR = 3  # the bar goes first
+_LEAST_FOR_TRICKS = 20  # characters; judgement: with fewer, a table is mostly line ends
 _IN_WORDS = {
     "same": "exactly the same update",
     "rounding": "the same up to rounding",
@@ -154,7 +159,7 @@ def _names(plan: Plan) -> list[str]:
 
 
 def _print_table(console: Console, plans: Plans) -> None:
-    """Print the table; where the tricks have no room, they stand below the figures of their row."""
+    """Print the table, with long tricks on several lines, or below the figures of their row."""
     shown, capacity = plans.plans, plans.capacity_bytes
     is_known, glyphs = _is_batch_known(plans), glyphs_for(console.encoding)
     predictions = [plan.prediction for plan in shown]
@@ -168,27 +173,38 @@ def _print_table(console: Console, plans: Plans) -> None:
         ),
         Column("tricks", tricks, align="<"),
         Column("update", [[_STABILITY[p.stability]] for p in shown], keep=7, align="<"),
-        Column(_of_gpu(plans), [bar(glyphs, p, capacity) for p in shown], 3, "<"),
+        Column(_of_gpu(plans), [bar(glyphs, p, capacity) for p in shown], _KEEP_BAR, "<"),
         Column("memory", [format_bytes(one.device_bytes) for one in predictions], keep=9),
         Column("GPUs", [str(p.gpus) for p in shown] if plans.is_about_several else (), keep=5),
         Column("host", hosts, keep=4),
         Column("step", steps, keep=6),
         Column("time", [_ratio_in_words(ratio) for ratio in plans.time_ratios], keep=8),
     ]
-    kept = fitting(columns, console.width)
-    is_whole = kept == [column for column in columns if not column.is_empty]
-    if not is_whole:
-        kept = fitting([one for one in columns if one.heading != "tricks"], console.width)
+    kept, room = _beside_tricks(columns, console.width)
     console.print()
-    heading, *rows = lines(kept)
-    print_line(console, heading)
-    for row, names in zip(rows, tricks, strict=True):
-        print_line(console, row)
-        if not is_whole:
+    if room >= _LEAST_FOR_TRICKS:
+        print_table(console, with_wrapped(kept, "tricks", room))
+    else:
+        kept = fitting([one for one in kept if one.heading != "tricks"], console.width)
+        heading, *rows = lines(kept)
+        print_line(console, heading)
+        for row, names in zip(rows, tricks, strict=True):
+            print_line(console, row)
             print_prose(console, names, indent=4)
     print_prose(console, _legend(plans, glyphs, {column.heading for column in kept}), "dim")
     _print_all_gpus(console, plans)
     console.print()
+
+
+def _beside_tricks(columns: Sequence[Column], width: int) -> tuple[list[Column], int]:
+    """Return the columns to show, without the bar if that makes room for tricks, and that room."""
+    kept = [one for one in columns if not one.is_empty]
+    without_bar = [one for one in kept if one.keep != _KEEP_BAR]
+    for shown in (kept, without_bar):
+        room = width - sum(one.width + len(GAP) for one in shown if one.heading != "tricks")
+        if room >= _LEAST_FOR_TRICKS:
+            return shown, room
+    return kept, 0
 
 
 def _of_gpu(plans: Plans) -> str:

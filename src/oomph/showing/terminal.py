@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
 
@@ -218,7 +218,7 @@ def sparkline(ratios: Sequence[float | None], width: int, levels: str) -> str:
 
 # ---- tables that fit: a column without room is dropped, never cut in two -------------------------
 
-_GAP = "  "
+GAP = "  "
 
 
 @dataclass(frozen=True)
@@ -246,15 +246,41 @@ class Column:
 def fitting(columns: Sequence[Column], width: int) -> list[Column]:
     """Return the columns that are not empty and fit into `width` together."""
     kept = [column for column in columns if not column.is_empty]
-    left = width - sum(column.width for column in kept) - len(_GAP) * (len(kept) - 1)
+    left = width - sum(column.width for column in kept) - len(GAP) * (len(kept) - 1)
     while left < 0:
         droppable = [column for column in kept if column.keep is not None]
         if not droppable:
             break
         dropped = min(droppable, key=lambda column: column.keep or 0)
         kept.remove(dropped)
-        left += dropped.width + len(_GAP)
+        left += dropped.width + len(GAP)
     return kept
+
+
+def with_wrapped(columns: Sequence[Column], heading: str, width: int) -> list[Column]:
+    """Return the columns with the long texts of one of them on several lines.
+
+    >>> wide = Column("names", ["a, bb, cc", "d"], align="<")
+    >>> [one.cells for one in with_wrapped([wide, Column("n", ["1", "2"])], "names", 5)]
+    [['a,', 'bb,', 'cc', 'd'], ['1', '', '', '2']]
+    """
+    import textwrap
+
+    wrapped = next(column for column in columns if column.heading == heading)
+    texts = [textwrap.wrap(str(text), width) or [""] for text in wrapped.cells]
+
+    def spread(column: Column) -> Column:
+        pairs = zip(column.cells, texts, strict=True)
+        cells = [part for cell, parts in pairs for part in (cell, *[""] * (len(parts) - 1))]
+        return replace(column, cells=cells)
+
+    return [
+        replace(column, cells=[part for parts in texts for part in parts])
+        if column is wrapped
+        else spread(column)
+        for column in columns
+        if not column.is_empty
+    ]
 
 
 def lines(columns: Sequence[Column]) -> list[Line]:
@@ -270,7 +296,7 @@ def _row(columns: Sequence[Column], widths: Sequence[int], cells: Iterable[Line]
     for column, width, cell in zip(columns, widths, cells, strict=True):
         room = (" " * (width - width_of(cell)), "")
         row += [*cell, room] if column.align == "<" else [room, *cell]
-        row.append((_GAP, ""))
+        row.append((GAP, ""))
     while row and not row[-1][0].strip():
         row.pop()
     return [piece for piece in row if piece[0]]
