@@ -32,6 +32,12 @@ from oomph.verbs.gpus import find_gpu
 ROWS = read_rows()
 
 
+@pytest.fixture(autouse=True)
+def own_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some workloads set cudnn.benchmark, as their scripts do: not for the tests that follow."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+
+
 def a_row(**changes: Any) -> TimeRow:
     row = next(row for row in ROWS if row.model == "attention/16" and row.size == 256)
     return replace(row, **changes)

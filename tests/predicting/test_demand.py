@@ -65,6 +65,13 @@ def test_a_prediction_from_what_was_kept_is_that_of_the_trace(expandable: bool) 
     assert {"yes", "no"} <= verdicts
 
 
+def test_a_model_without_convolutions_leaves_cudnn_nothing_to_measure() -> None:
+    trace = traced("adamw", VARIANT)
+    measured = replace(trace, measures_convolutions=True)  # torch.backends.cudnn.benchmark
+    card = card_of(1 << 30)
+    assert assemble(measured, VARIANT, card) == assemble(trace, VARIANT, card)
+
+
 def test_far_from_the_limit_nothing_is_replayed() -> None:
     trace = traced("adamw", VARIANT)
     kept = unlimited_peaks(demand(trace, expandable=False))

@@ -188,7 +188,7 @@ def demand_of(trace: Trace, settings: AllocatorSettings, tf32: Tf32 = "none") ->
         by_module=by_module(peak.holders),
         peak_at=moment_of(trace, peak.at_event),
         has_convolutions=bool(trace.convolutions),
-        measures_convolutions=trace.measures_convolutions,
+        measures_convolutions=trace.measures_convolutions and bool(trace.convolutions),
     )
 
 
