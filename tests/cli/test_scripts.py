@@ -221,7 +221,7 @@ def _descendants(pid: int) -> list[int]:
 def test_the_diff_makes_the_script_what_was_planned(
     train: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--gpu", "rtx4090", "--forbid", "checkpointing,8-bit-optimizer", "--diff"]
+    asked = ["--gpu", "rtx4090", "--forbid", "checkpointing,8-bit-optimizer", "--diff", "--explain"]
     assert main(["plan", "train.py", *asked, "--", "--width", "512"]) == 0
     told = capsys.readouterr().out
     assert "start it with" not in told  # its arguments stay as they are
@@ -292,7 +292,14 @@ def test_a_script_in_the_manner_of_nanogpt_is_told_its_own_arguments(
     (train / "train.py").write_text(NANO)
     (train / "configurator.py").write_text(CONFIGURATOR)
     own = ["--batch_size=64", "--n_embd=256", "--gradient_accumulation_steps=2"]
-    asked = ["--gpu-memory", "2GiB", "--forbid", "checkpointing,8-bit-optimizer", "--diff"]
+    asked = [
+        "--gpu-memory",
+        "2GiB",
+        "--forbid",
+        "checkpointing,8-bit-optimizer",
+        "--diff",
+        "--explain",
+    ]
     assert main(["plan", "train.py", "--gpu", "v100-16gb", *asked, "--", *own]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "sdpa (the model already uses it)" in told
