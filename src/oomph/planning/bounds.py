@@ -13,7 +13,7 @@ from typing import NamedTuple
 from oomph.predicting.footprint import CATEGORIES, Footprint
 from oomph.records.plan import Rejected
 from oomph.records.trace import Category
-from oomph.records.workload import Variant, divides_parameters, grid_of
+from oomph.records.workload import GPUS_PER_NODE, Variant, divides_parameters, grid_of
 from oomph.units import format_bytes
 
 
@@ -62,6 +62,7 @@ def _has_other_parameters(variant: Variant) -> bool:
         offload_optimizer=False,
         sharding="none",
         num_gpus=1,
+        gpus_per_node=GPUS_PER_NODE,
         accumulation=1,
         expandable_segments=False,
     )

@@ -423,5 +423,6 @@ def step_time(work: Sequence[Op] | Work, variant: Variant, model: GpuModel) -> S
         model,
         matmul_precision=precision,
         num_gpus=variant.num_gpus,
+        gpus_per_node=variant.gpus_per_node,
         num_micro_steps=variant.accumulation,
     )

@@ -27,7 +27,7 @@ from oomph.records.plan import (
     Trick,
 )
 from oomph.records.prediction import Prediction
-from oomph.records.workload import Possible, Variant
+from oomph.records.workload import GPUS_PER_NODE, Possible, Variant, fills_nodes
 from oomph.units import format_bytes, format_rate, format_ratio
 
 OF_LOADING = "the loader must keep up with"  # the start of a caveat about samples per second
@@ -400,9 +400,9 @@ def _largest(fits: Callable[[int], bool], known: int) -> int:
 def _shortfall(estimates: Estimates, found: Found) -> Shortfall:
     smallest = estimates.predicted(found.smallest, is_exact=False)
     can_share = not any(rejected.what == "fsdp" for rejected in _beyond_gpus(found))
-    return shortfall(
-        smallest, smallest_gpu(smallest), num_gpus_needed(smallest) if can_share else None
-    )
+    per_node = found.choices.gpus_per_node
+    num_gpus = num_gpus_needed(smallest, per_node) if can_share else None
+    return shortfall(smallest, smallest_gpu(smallest), num_gpus)
 
 
 def _beyond_gpus(found: Found) -> list[Rejected]:
@@ -428,12 +428,24 @@ def shortfall(smallest: Prediction, enough: str | None, num_gpus: int | None) ->
     )
 
 
-def num_gpus_needed(smallest: Prediction, most: int = 1024) -> int | None:
+def num_gpus_needed(
+    smallest: Prediction, gpus_per_node: int = GPUS_PER_NODE, most: int = 1024
+) -> int | None:
     """Count the GPUs needed if parameters, gradients and optimizer state were sharded."""
     divided = sum(
         smallest.by_category.get(category, 0)
         for category in ("parameters", "gradients", "optimizer")
     )
     rest = smallest.high_bytes - divided
-    powers = (2**power for power in range(1, most.bit_length()))
-    return next((n for n in powers if rest + divided // n <= smallest.capacity_bytes), None)
+    powers = [2**power for power in range(most.bit_length())]
+    numbers = sorted({*powers, *(gpus_per_node * power for power in powers)} - {1})
+    return next(
+        (
+            number
+            for number in numbers
+            if number <= most
+            and fills_nodes(number, gpus_per_node)
+            and rest + divided // number <= smallest.capacity_bytes
+        ),
+        None,
+    )
