@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from oomph.errors import CannotBePutOn
-from oomph.planning.bounds import held_by, without_hopeless
+from oomph.planning.bounds import held_by, sharing_limit, without_hopeless
 from oomph.planning.lines import Failed, Lines
 from oomph.planning.ranking import Checked
 from oomph.planning.rehearsal_store import RehearsalStore
@@ -119,6 +119,12 @@ class Estimates:
         footprint, _ = self._footprint(own, is_exact=True)
         limit_bytes = self.card.usable.high_bytes - self.outside.low_bytes
         return without_hopeless(pairs, held_by(footprint, own.micro_batch), limit_bytes)
+
+    def sharing_limit(self, compared: Sequence[Variant], batch_size: int) -> str | None:
+        """Return why FSDP on more GPUs is no help where nothing fits (see `bounds.py`)."""
+        known = [one for one in compared if self.knows(one)]
+        limit_bytes = self.card.usable.high_bytes
+        return sharing_limit(known, batch_size, self.least_bytes, limit_bytes)
 
     def knows(self, variant: Variant) -> bool:
         return self.lines.knows(variant)

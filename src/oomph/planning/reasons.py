@@ -27,7 +27,7 @@ from oomph.records.plan import (
     Trick,
 )
 from oomph.records.prediction import Prediction
-from oomph.records.workload import GPUS_PER_NODE, Possible, Variant, fills_nodes
+from oomph.records.workload import GPUS_PER_NODE, Possible, Variant, fills_nodes, grid_of
 from oomph.units import format_bytes, format_rate, format_ratio
 
 OF_LOADING = "the loader must keep up with"  # the start of a caveat about samples per second
@@ -401,8 +401,12 @@ def _shortfall(estimates: Estimates, found: Found) -> Shortfall:
     smallest = estimates.predicted(found.smallest, is_exact=False)
     can_share = not any(rejected.what == "fsdp" for rejected in _beyond_gpus(found))
     per_node = found.choices.gpus_per_node
-    num_gpus = num_gpus_needed(smallest, per_node) if can_share else None
-    return shortfall(smallest, smallest_gpu(smallest), num_gpus)
+    why_not = estimates.sharing_limit(found.compared, found.choices.batch_size)
+    num_gpus = None
+    if can_share and why_not is None:
+        num_gpus = num_gpus_needed(smallest, per_node, found.choices.batch_size)
+    short = shortfall(smallest, smallest_gpu(smallest), num_gpus)
+    return replace(short, beyond_sharding=why_not)
 
 
 def _beyond_gpus(found: Found) -> list[Rejected]:
@@ -429,9 +433,16 @@ def shortfall(smallest: Prediction, enough: str | None, num_gpus: int | None) ->
 
 
 def num_gpus_needed(
-    smallest: Prediction, gpus_per_node: int = GPUS_PER_NODE, most: int = 1024
+    smallest: Prediction,
+    gpus_per_node: int = GPUS_PER_NODE,
+    batch_size: int | None = None,
+    most: int = 1024,
 ) -> int | None:
-    """Count the GPUs needed if parameters, gradients and optimizer state were sharded."""
+    """Count the GPUs needed if parameters, gradients and optimizer state were sharded.
+
+    They share the batch equally and fill their machines.
+    """
+    _, shards = grid_of(smallest.variant)
     divided = sum(
         smallest.by_category.get(category, 0)
         for category in ("parameters", "gradients", "optimizer")
@@ -443,9 +454,10 @@ def num_gpus_needed(
         (
             number
             for number in numbers
-            if number <= most
+            if shards < number <= most
+            and (batch_size is None or batch_size % number == 0)
             and fills_nodes(number, gpus_per_node)
-            and rest + divided // number <= smallest.capacity_bytes
+            and rest + divided * shards // number <= smallest.capacity_bytes
         ),
         None,
     )

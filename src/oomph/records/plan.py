@@ -149,6 +149,7 @@ class Shortfall:
     device_bytes: int | None = None  # its memory
     high_bytes: int | None = None
     step_s: float | None = None
+    beyond_sharding: str | None = None  # why more GPUs with FSDP are no help, if that is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
