@@ -1,4 +1,4 @@
-"""Which sharded variants cannot fit, whatever a rehearsal would say.
+"""What bounds a variant's memory: which sharded ones cannot fit, and what could be spared.
 
 A model of 100 GB on GPUs of 80 GB needs more than two shards. To rehearse it in each way on 2 GPUs
 takes as long as on 1024, and shows only what its parameters and gradients alone say.
@@ -9,13 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from oomph.predicting.footprint import CATEGORIES, Footprint
+from oomph.predicting.combinations import parts_of
+from oomph.predicting.footprint import CATEGORIES, PHASES, Footprint
 from oomph.records.plan import Rejected
 from oomph.records.trace import Category
 from oomph.records.workload import GPUS_PER_NODE, Variant, divides_parameters, grid_of
 from oomph.units import format_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.int64]
 
 
 class Held(NamedTuple):
@@ -72,13 +79,18 @@ def _has_other_parameters(variant: Variant) -> bool:
 
 def _most_bytes(footprint: Footprint, category: Category, micro_batch: int) -> int:
     """Return the most live bytes of a category."""
+    return int(_live_bytes(footprint, category, micro_batch).max(initial=0))
+
+
+def _live_bytes(footprint: Footprint, category: Category, micro_batch: int) -> Numbers:
+    """Return the live bytes of a category after each event."""
     import numpy as np
 
     places = np.abs(footprint.event) - 1
     sizes = footprint.fixed_bytes + footprint.grown_bytes * micro_batch
     is_counted = footprint.category[places] == CATEGORIES.index(category)
-    live = np.cumsum(np.where(is_counted, sizes[places] * np.sign(footprint.event), 0))
-    return int(live.max(initial=0))
+    live: Numbers = np.cumsum(np.where(is_counted, sizes[places] * np.sign(footprint.event), 0))
+    return live
 
 
 def without_hopeless(
@@ -170,3 +182,26 @@ def sharing_limit(
             " parallelism, which oomph does not plan yet."
         )
     return None
+
+
+# ---- gradients that stay in memory during forward ------------------------------------------------
+
+_SECOND = 2
+
+
+def spared_by_freeing_gradients(footprint: Footprint, micro_batch: int) -> int:
+    """Return what the peak would shrink by if forward began without gradients.
+
+    The first step of a training shows it: there are no gradients before its backward.
+    """
+    import numpy as np
+
+    in_forward = (footprint.step == _SECOND) & (footprint.phase == PHASES.index("forward"))
+    live = _live_bytes(footprint, "gradients", micro_batch)[np.flatnonzero(in_forward)[:1]]
+    kept = int(live.max(initial=0))
+    first, second = parts_of(footprint)
+    of_step = second.before.most(micro_batch) + second.step_bytes
+    now, then = (
+        max(part.rest.most(micro_batch) + second.state_bytes, of_step) for part in (second, first)
+    )
+    return max(min(now - then, kept), 0)

@@ -13,7 +13,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from oomph.errors import CannotBePutOn
-from oomph.planning.bounds import held_by, sharing_limit, without_hopeless
+from oomph.planning.bounds import (
+    held_by,
+    sharing_limit,
+    spared_by_freeing_gradients,
+    without_hopeless,
+)
 from oomph.planning.lines import Failed, Lines
 from oomph.planning.ranking import Checked
 from oomph.planning.rehearsal_store import RehearsalStore
@@ -159,6 +164,14 @@ class Estimates:
     def least_bytes(self, variant: Variant) -> int:
         """Return a lower bound of the variant's device memory."""
         return self.lines.of(variant).least_bytes(variant) + self.outside.low_bytes
+
+    @_failing_alone
+    def spared_by_freeing_gradients(self, variant: Variant) -> int:
+        """Return what the peak would shrink by if forward began without gradients."""
+        if variant.num_gpus > 1:  # DDP's buckets stay anyway
+            return 0
+        footprint = self.lines.of(variant).footprint(variant)
+        return spared_by_freeing_gradients(footprint, variant.micro_batch)
 
     def may_fit(self, variant: Variant) -> bool:
         """Return whether the variant's lower bound fits."""

@@ -31,6 +31,7 @@ from oomph.records.workload import GPUS_PER_NODE, Possible, Variant, fills_nodes
 from oomph.units import format_bytes, format_rate, format_ratio
 
 OF_LOADING = "the loader must keep up with"  # the start of a caveat about samples per second
+_WORTH_SPARING = 0.01  # of the GPU's memory: less hardly changes what fits; judgement
 _NOT_LINEAR = "memory does not grow linearly with the micro-batch"
 
 Seconds = Callable[[Variant], float | None]
@@ -66,6 +67,7 @@ def as_plans(
             *(_of_precision(best, options.checked, estimates) if best else ()),
             *(caveats(best, found.choices, possible, seconds) if best else ()),
             *(_of_host(best, estimates.limit_host_bytes) if best else ()),
+            *(_of_gradients(best, estimates) if best else ()),
             *estimates.rehearsed.notes,
         ),
         largest_micro_batch=_largest_as_is(estimates),
@@ -256,6 +258,16 @@ def _of_host(best: Plan, limit_bytes: int | None) -> list[str]:
     else:
         known = f"{format_bytes(limit_bytes)} is free"
     return [f"needs {format_bytes(taken)} of host memory; {known}"]
+
+
+def _of_gradients(best: Plan, estimates: Estimates) -> list[str]:
+    """Say what gradients that stay in memory during forward cost."""
+    spared = estimates.spared_by_freeing_gradients(best.variant)
+    if spared < _WORTH_SPARING * best.prediction.capacity_bytes:
+        return []
+    call = "optimizer.zero_grad(set_to_none=True) before the forward"
+    kept = "gradients of the last step stay in memory during forward"
+    return [f"{kept}: {call} would save about {format_bytes(spared)}"]
 
 
 def _of_outputs(more_bytes: int) -> str | None:
