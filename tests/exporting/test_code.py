@@ -337,7 +337,7 @@ import json, sys
 sys.path.insert(0, {tests!r})
 from exporting.test_code import batches, loss_of, make_model, make_optimizer
 
-rank = int(os.environ["RANK"])
+rank, number = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 def own_model():
     model = make_model()
@@ -348,7 +348,7 @@ def own_model():
     return model
 
 def part(batch, rank):
-    size = len(batch["y"]) // 2 + 1  # the halves of an odd batch differ in size
+    size = len(batch["y"]) // number + (number == 2)  # the halves of an odd batch differ in size
     return {{n: v if isinstance(v, str) else v.split(size)[rank] for n, v in batch.items()}}
 
 parts = [part(batch, rank) for batch in batches({sizes})]
@@ -370,14 +370,14 @@ os._exit(0)  # a thread of gloo that drops a tensor while Python shuts down abor
         {"sharding": "ddp", "checkpointing": "every-2", "offload_optimizer": True},
         {"sharding": "fsdp", "checkpointing": "blocks"},
         {"sharding": "fsdp", "offload_optimizer": True},
-        {"sharding": "hybrid"},
+        {"sharding": "hybrid", "num_gpus": 4},  # on one machine, in two groups
     ],
     ids=str,
 )
-def test_two_processes_train_the_same_as_one(settings: dict[str, Any], tmp_path: Path) -> None:
-    plan = plan_of(micro_batch=2, accumulation=3, num_gpus=2, **settings)
+def test_several_processes_train_the_same_as_one(settings: dict[str, Any], tmp_path: Path) -> None:
+    plan = plan_of(**{"micro_batch": 2, "accumulation": 3, "num_gpus": 2, **settings})
     # FSDP talks in every part of a batch, so both processes need equally many.
-    sizes = (11, 11, 10) if settings["sharding"] == "ddp" else (11, 11)
+    sizes = {"ddp": (11, 11, 10), "fsdp": (11, 11), "hybrid": (16, 8)}[settings["sharding"]]
     script = tmp_path / "train.py"
     tests = str(Path(__file__).parents[1])
     script.write_text(plan.to_code() + TAIL.format(tests=tests, sizes=", ".join(map(str, sizes))))

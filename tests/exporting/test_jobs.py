@@ -129,6 +129,30 @@ def test_several_machines_need_a_place_to_meet() -> None:
     )
 
 
+def test_a_plan_says_how_many_gpus_a_machine_has() -> None:
+    plan = plan_of(num_gpus=8, gpus_per_node=4)
+    assert "#SBATCH --nodes=2" in plan.exported("slurm", "train.py")
+    assert "#SBATCH --gres=gpu:4" in plan.exported("slurm", "train.py")
+    command, todo = plan.exported("torchrun", "train.py").splitlines()[:2]
+    assert "--nnodes=2 --nproc-per-node=4" in command
+    assert "--rdzv-endpoint=FIRST-HOST:29500" in command
+    assert "on each of the 2 machines" in todo
+    assert json.loads(plan.exported("accelerate", "train.py"))["config"]["num_machines"] == 2
+    lightning = json.loads(plan.exported("lightning", "train.py"))
+    assert (lightning["num_nodes"], lightning["devices"]) == (2, 4)
+    assert "torchrun --nnodes=2 --nproc-per-node=4" in " ".join(plan.to_code().split())
+    with pytest.raises(UsageError, match="8 GPUs are 2 machines of 4"):
+        plan.exported("sge", "train.py")
+
+
+def test_more_gpus_than_usual_machines_have_are_several_machines() -> None:
+    plan = plan_of(num_gpus=16)
+    assert "#SBATCH --nodes=2" in plan.to_slurm()
+    assert "#SBATCH --nodes=1" in plan.to_slurm(gpus_per_node=16)
+    with pytest.raises(UsageError, match="need a place to meet"):
+        plan.to_torchrun()
+
+
 def test_slurm_is_asked_for_the_planned_gpus(machine: Machine) -> None:
     script = plan_of(num_gpus=4, expandable_segments=True).to_slurm(
         time="12:00:00", memory="64G", partition="gpu", name="bert", cpus_per_gpu=6

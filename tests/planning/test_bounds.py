@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 from predicting.footprints import CAPABILITY, workload
 
-from oomph.planning.bounds import Held, held_by, least_bytes, without_hopeless
+from oomph.planning.bounds import (
+    Held,
+    held_by,
+    least_bytes,
+    least_bytes_sharded,
+    sharing_limit,
+    without_hopeless,
+)
 from oomph.planning.rehearsals import footprint_of_one
 from oomph.predicting.footprint import Footprint
 from oomph.records.workload import Variant
@@ -27,6 +34,8 @@ VARIANTS = (
     replace(AS_GIVEN, offload_optimizer=True),
     replace(AS_GIVEN, optimizer_in_backward=True),
 )
+ONE = Variant(micro_batch=1, accumulation=2, sharding="fsdp", num_gpus=2)
+SHARED = tuple(replace(ONE, num_gpus=number) for number in (2, 4, 16))
 MODEL = Held(parameter_bytes=100 * GIB, gradient_bytes=100 * GIB)
 
 
@@ -37,7 +46,10 @@ def rehearsed() -> dict[Variant, Footprint]:
 
         prepare(CAPABILITY)
         trained = replace(workload(), clip_grad_norm=None)
-        return {each: footprint_of_one(rehearse(trained, each, CAPABILITY)) for each in VARIANTS}
+        return {
+            each: footprint_of_one(rehearse(trained, each, CAPABILITY))
+            for each in (*VARIANTS, *SHARED)
+        }
 
     return in_a_child(work)
 
@@ -79,3 +91,61 @@ def test_if_no_number_of_gpus_is_enough_all_are_compared() -> None:
     kept, rejected = without_hopeless(of(AS_GIVEN, FSDP), MODEL, 10 * GIB)
     assert kept == [AS_GIVEN, FSDP]
     assert not rejected
+
+
+# ---- what no number of GPUs is enough for --------------------------------------------------------
+
+
+def bytes_of(variant: Variant) -> int:
+    """10 GiB of one example, and 80 GiB that the GPUs share."""
+    return (10 * variant.micro_batch + 80 // variant.num_gpus) * GIB
+
+
+TWO, FOUR = (replace(ONE, num_gpus=number) for number in (2, 4))
+
+
+def test_what_the_gpus_do_not_share_is_left_on_any_number_of_them() -> None:
+    assert least_bytes_sharded([TWO, FOUR], bytes_of) == 10 * GIB
+    lighter = [replace(one, checkpointing="blocks") for one in (TWO, FOUR)]
+
+    def lighter_bytes(variant: Variant) -> int:
+        return bytes_of(variant) // (1 if variant.checkpointing == "none" else 2)
+
+    assert least_bytes_sharded([TWO, FOUR, *lighter], lighter_bytes) == 5 * GIB
+
+
+def test_no_rehearsal_on_more_gpus_holds_less_than_what_is_said_of_any_number() -> None:
+    two, four, sixteen = (rehearsed()[each].live_bytes(1) for each in SHARED)
+    least = least_bytes_sharded(SHARED[:2], lambda one: rehearsed()[one].live_bytes(1))
+    assert least is not None
+    assert 0 < least <= sixteen < four < two
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        [],
+        [FOUR],
+        [FSDP, replace(FSDP, num_gpus=4)],  # two examples at a time
+        [replace(one, sharding="ddp") for one in (TWO, FOUR)],
+        [TWO, FOUR, replace(FOUR, checkpointing="blocks")],  # which may hold less
+        [TWO, replace(FOUR, accumulation=1)],  # without the gradients of an earlier part
+    ],
+    ids=["nothing", "one number", "two examples", "ddp", "another trick", "accumulation"],
+)
+def test_what_nobody_knows_of_more_gpus_is_not_said(known: list[Variant]) -> None:
+    assert least_bytes_sharded(known, bytes_of) is None
+    assert sharing_limit(known, 64, bytes_of, 0) is None
+
+
+def test_tensor_parallelism_is_named_only_where_sharding_cannot_help() -> None:
+    too_large = sharing_limit([TWO, FOUR], 64, bytes_of, 9 * GIB)
+    assert too_large is not None
+    assert "at least 10.0 GiB" in too_large
+    assert "tensor parallelism, which oomph does not plan yet" in too_large
+    assert sharing_limit([TWO, FOUR], 64, bytes_of, 11 * GIB) is None  # more GPUs would do
+    too_few = sharing_limit([TWO, FOUR], 4, bytes_of, 11 * GIB)
+    assert too_few is not None
+    assert "No more than 4 GPUs can share a batch of 4 examples" in too_few
+    assert sharing_limit([TWO], 4, bytes_of, 11 * GIB) is None  # 4 GPUs were not compared
+    assert sharing_limit([], 1, bytes_of, 11 * GIB) is None

@@ -161,6 +161,22 @@ def test_hybrid_is_looked_at_where_gpus_make_several_equal_groups() -> None:
     assert left_out(plain())["hybrid"] == "only one GPU is allowed: --max-gpus"
 
 
+def test_gpus_of_several_machines_fill_them() -> None:
+    of_six = {"batch_size": 48, "max_gpus": 16, "gpus_per_node": 6}
+    assert numbers_of("fsdp", **of_six) == {2, 4, 6, 12}
+    assert numbers_of("hybrid", **of_six) == {4, 6, 12}
+    assert "fill machines of 6" in left_out(plain(**of_six))["more than 12 GPUs"]
+    assert numbers_of("ddp", batch_size=48, max_gpus=12) == {2, 4, 8}
+    assert "--gpus-per-node" in left_out(plain(batch_size=48, max_gpus=12))["more than 8 GPUs"]
+    assert numbers_of("ddp", batch_size=48, max_gpus=12, gpus_per_node=12) == {2, 4, 8, 12}
+    assert numbers_of("hybrid", max_gpus=4, gpus_per_node=1) == set()
+
+
+def test_only_variants_on_several_gpus_know_their_machines() -> None:
+    found = list(variants(choices_for(plain(max_gpus=4, gpus_per_node=2), ())))
+    assert {(one.num_gpus > 1, one.gpus_per_node) for one in found} == {(False, 8), (True, 2)}
+
+
 def test_a_batch_that_the_gpus_cannot_share_is_shared_by_fewer_and_said() -> None:
     assert numbers_of("ddp", max_gpus=3) == {2}
     assert "batch of 64 cannot be divided" in left_out(plain(max_gpus=3))["more than 2 GPUs"]

@@ -103,6 +103,26 @@ def test_hybrid_in_groups_of_the_same_size_is_as_if_rehearsed_there(
     assert pass_footprint_like(pass_settings_of(asked), {pass_settings_of(four): found}) is None
 
 
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp", "hybrid"])
+def test_other_machines_of_the_same_groups_need_no_rehearsal(sharding: Sharding) -> None:
+    given = way(sharding, 2 if sharding == "fsdp" else 4)
+    asked = replace(given, gpus_per_node=2)
+    footprint = rehearsed()[way("fsdp", 2)]  # whose it is does not matter
+    assert pass_footprint_like(pass_settings_of(asked), {pass_settings_of(given): footprint}) is (
+        footprint
+    )
+    assert step_like(step_of(asked), {step_of(given): footprint}) is footprint
+
+
+def test_smaller_machines_make_other_groups() -> None:
+    given = way("hybrid", 16)
+    asked = replace(given, gpus_per_node=4)
+    footprint = rehearsed()[given]
+    known = {pass_settings_of(given): footprint}
+    assert pass_footprint_like(pass_settings_of(asked), known) is None
+    assert step_like(step_of(asked), {step_of(given): footprint}) is None
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("on", ON)
 def test_a_step_alone_is_the_one_after_forward_and_backward(

@@ -107,6 +107,28 @@ def test_the_shortfall_names_the_largest_part_and_the_smallest_gpu_that_would_do
     assert found.num_gpus == 2  # 3 GiB that are not divided, and half of 18
 
 
+def test_the_gpus_that_would_do_share_the_batch_and_are_more_than_were_compared() -> None:
+    short = replace(
+        prediction_of(variant_of()), high_bytes=31 * GIB, by_category={"optimizer": 30 * GIB}
+    )
+    assert reasons.num_gpus_needed(short) == 2
+    assert reasons.num_gpus_needed(short, batch_size=24) == 2
+    assert reasons.num_gpus_needed(short, batch_size=1) is None
+    two = replace(short, variant=replace(short.variant, sharding="fsdp", num_gpus=2))
+    assert reasons.num_gpus_needed(two) == 4  # 30 GiB are what each of the two holds
+    assert reasons.num_gpus_needed(two, batch_size=2) is None
+
+
+def test_the_gpus_that_would_do_fill_their_machines() -> None:
+    short = replace(
+        prediction_of(variant_of()), high_bytes=90 * GIB, by_category={"optimizer": 88 * GIB}
+    )
+    assert short.capacity_bytes == 16 * GIB
+    assert reasons.num_gpus_needed(short) == 8
+    assert reasons.num_gpus_needed(short, 6) == 12
+    assert reasons.num_gpus_needed(short, 7) == 7
+
+
 def test_no_number_of_gpus_will_do_for_what_cannot_be_divided() -> None:
     short = replace(
         prediction_of(variant_of()), high_bytes=21 * GIB, by_category={"activations": 20 * GIB}

@@ -422,6 +422,8 @@ def test_gpus_that_nobody_knows_the_link_of_have_no_time() -> None:
     ops = [op(moved=8), collective("all_reduce"), wait()]
     assert estimate(ops, P40, num_gpus=2) is None
     assert estimate(ops, A100, num_gpus=16) is None
+    assert estimate(ops, A100, num_gpus=16, gpus_per_node=16) is not None
+    assert estimate(ops, A100, num_gpus=8, gpus_per_node=4) is None
 
 
 def count_of(name: str, ops: list[Op], num_micro_steps: int) -> int:

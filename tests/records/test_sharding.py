@@ -23,6 +23,16 @@ def test_what_makes_no_sense_is_refused(sharding: str | None, num_gpus: int) -> 
         check_sharding(sharding, num_gpus)
 
 
+def test_groups_of_hybrid_stay_within_a_smaller_machine() -> None:
+    for gpus_per_node, grid in ((4, (4, 4)), (2, (8, 2)), (16, (2, 8)), (64, (2, 8))):
+        variant = Variant(
+            micro_batch=1, sharding="hybrid", num_gpus=16, gpus_per_node=gpus_per_node
+        )
+        assert grid_of(variant) == grid
+    with pytest.raises(UsageError, match="cannot be put into equal groups"):
+        check_sharding("hybrid", 4, gpus_per_node=1)
+
+
 @pytest.mark.parametrize(
     ("num_gpus", "grid"), [(4, (2, 2)), (6, (2, 3)), (8, (2, 4)), (16, (2, 8)), (64, (8, 8))]
 )

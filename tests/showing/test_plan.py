@@ -128,6 +128,9 @@ def test_where_nothing_fits_the_nearest_is_named_with_and_without_consent(
     assert "It needs 1.0 GiB more" in said
     assert "The smallest GPU for it: rtx3090." in said
     assert "--max-gpus 2" in said
+    assert "tensor" not in said
+    print_plans(plans_of(plans=(), shortfall=replace(short, beyond_sharding="It takes tensors.")))
+    assert "It takes tensors." in capsys.readouterr().out
     assert "512.0 MiB too much; the smallest GPU for it: a5000" in said
 
 

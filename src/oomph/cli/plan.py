@@ -53,6 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-gpus", type=positive, default=1, metavar="N", help="use up to N GPUs (default: 1)"
     )
     parser.add_argument(
+        "--gpus-per-node",
+        type=positive,
+        default=8,
+        metavar="N",
+        help="GPUs of one machine; more are several machines (default: 8)",
+    )
+    parser.add_argument(
         "--batch-size",
         type=positive,
         metavar="N",
@@ -128,6 +135,7 @@ def run(options: argparse.Namespace) -> int:
     plan_options = PlanOptions(
         batch_size=options.batch_size,
         max_gpus=options.max_gpus,
+        gpus_per_node=options.gpus_per_node,
         allow=_names(options.allow),
         forbid=_names(options.forbid),
         prefer=options.prefer,

@@ -8,12 +8,13 @@ form, so the text imports oomph for it and says so. tests/exporting/test_code.py
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING
 
 from oomph.errors import UsageError
-from oomph.exporting.launch import split_of
+from oomph.exporting.launch import MEETING, launch_options, split_of, spread
 from oomph.records.plan import Plan
 from oomph.records.workload import Variant, check_checkpointing
 from oomph.tricks.trick import contradiction_in, to_put_on
@@ -149,9 +150,14 @@ class _Loop:
     def docstring(self) -> str:
         variant, plan = self.variant, self.plan
         share = variant.micro_batch * variant.accumulation
-        start, loader = "python", "workers"
+        start, where, loader = "python", "", "workers"
         if variant.num_gpus > 1:
-            start = f"torchrun --standalone --nproc-per-node {variant.num_gpus}"
+            nodes = spread(variant)
+            meeting = None
+            if nodes.num_nodes > 1:
+                meeting = MEETING
+                where = f" on each of {nodes.num_nodes} machines, FIRST-HOST being one of them"
+            start = shlex.join(["torchrun", *launch_options(nodes, meeting)])
             loader = "a DistributedSampler, which gives all processes equally many"
         sentences = [
             (
@@ -159,7 +165,10 @@ class _Loop:
                 f" {_harmless(plan.gpu)}."
             ),
             f"{split_of(variant)}.",
-            f"Call train(...) at the end of this file and start it with {start} THIS_FILE.py.",
+            (
+                "Call train(...) at the end of this file and start it with"
+                f" {start} THIS_FILE.py{where}."
+            ),
             (
                 f"Each batch is what this process trains of it, {share} examples, on the host: make"
                 f" them with a DataLoader of batch_size={share}, pin_memory=True and {loader}."

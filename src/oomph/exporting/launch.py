@@ -15,6 +15,8 @@ from oomph.errors import UsageError
 from oomph.records.workload import Variant
 from oomph.tricks.expandable_segments import ALLOCATOR_VARIABLES, SEGMENTS
 
+MEETING = "FIRST-HOST:29500"  # where machines meet, for the user to fill in
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
@@ -24,9 +26,14 @@ class Nodes:
     num_gpus_each: int
 
 
-def spread(num_gpus: int, gpus_per_node: int | None) -> Nodes:
-    """Use one machine if all GPUs fit on it, else as many machines as the GPUs fill evenly."""
-    if gpus_per_node is None or 0 < num_gpus <= gpus_per_node:
+def spread(variant: Variant, gpus_per_node: int | None = None) -> Nodes:
+    """Use one machine if all GPUs fit on it, else as many machines as the GPUs fill evenly.
+
+    A machine has as many as the plan says, unless the caller says otherwise.
+    """
+    num_gpus = variant.num_gpus
+    gpus_per_node = variant.gpus_per_node if gpus_per_node is None else gpus_per_node
+    if 0 < num_gpus <= gpus_per_node:
         return Nodes(num_nodes=1, num_gpus_each=num_gpus)
     if gpus_per_node < 1 or num_gpus % gpus_per_node:
         raise UsageError(
@@ -68,12 +75,12 @@ def torchrun_command(
     endpoint is the first machine's host:port. threads_per_gpu defaults to torchrun's own value;
     more threads help an optimizer on the host.
     """
-    nodes = spread(variant.num_gpus, gpus_per_node)
+    nodes = spread(variant, gpus_per_node)
     if nodes.num_nodes > 1 and endpoint is None:
         raise UsageError(
             f"{nodes.num_nodes} machines need a place to meet",
             because="each of them runs torchrun, and they must find each other",
-            attempt='endpoint="FIRST-HOST:29500"',
+            attempt=f'endpoint="{MEETING}"',
         )
     start = ["torchrun", *launch_options(nodes, endpoint)]
     return Command(
@@ -135,7 +142,7 @@ def slurm_script(
     cpus_per_gpu: int = 4,
 ) -> str:
     """Return a script for sbatch. time and memory (per machine) are Slurm's: "12:00:00", "64G"."""
-    nodes = spread(variant.num_gpus, gpus_per_node)
+    nodes = spread(variant, gpus_per_node)
     directives = {
         "job-name": name,
         "nodes": str(nodes.num_nodes),
@@ -181,6 +188,14 @@ def sge_script(
     gpus_counted: what `qconf -sc` says about the resource, JOB or YES. With YES, Grid Engine
     multiplies the number by the slots, and a job that asks for too many GPUs waits forever.
     """
+    nodes = spread(variant)
+    if nodes.num_nodes > 1:
+        raise UsageError(
+            f"{variant.num_gpus} GPUs are {nodes.num_nodes} machines of {nodes.num_gpus_each}",
+            because="oomph writes scripts for Grid Engine on one machine",
+            attempt=f"--export slurm, torchrun, or --gpus-per-node {variant.num_gpus} if one"
+            " machine has them",
+        )
     requested = variant.num_gpus
     if gpus_counted == "per slot":
         requested = _per_slot(variant.num_gpus, slots)
@@ -203,7 +218,7 @@ def sge_script(
     if parallel_environment:
         head.append(f"#$ -pe {_plain('parallel_environment', parallel_environment)} {slots}")
     words = shlex.join(script_words(script, arguments))
-    options = shlex.join(launch_options(spread(variant.num_gpus, None), None))
+    options = shlex.join(launch_options(nodes, None))
     run = [_WHICH_GPUS.format(num_gpus=variant.num_gpus), f"exec torchrun {options} {words}"]
     return _script(head, variant, max(1, slots // variant.num_gpus), run)
 

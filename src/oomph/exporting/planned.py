@@ -14,7 +14,14 @@ from typing import Any
 
 from oomph.errors import UsageError
 from oomph.exporting.code import as_code
-from oomph.exporting.launch import Command, sge_script, slurm_script, torchrun_command
+from oomph.exporting.launch import (
+    MEETING,
+    Command,
+    sge_script,
+    slurm_script,
+    spread,
+    torchrun_command,
+)
 from oomph.exporting.settings import (
     AccelerateSettings,
     accelerate_settings,
@@ -110,7 +117,7 @@ class Planned(Plan):
         left = self.not_expressed(target)
         if target in ("torchrun", "slurm", "sge"):
             texts = {
-                "torchrun": lambda: self.to_torchrun(script, arguments).shell,
+                "torchrun": lambda: self._torchrun_text(script, arguments),
                 "slurm": lambda: self.to_slurm(script, arguments),
                 "sge": lambda: self.to_sge(script, arguments),
             }
@@ -126,6 +133,15 @@ class Planned(Plan):
         if left:
             settings["not_expressed"] = list(left)
         return json.dumps(settings, indent=2, ensure_ascii=False, default=str)
+
+    def _torchrun_text(self, script: str, arguments: Sequence[str]) -> str:
+        """Return the command; for several machines, with what the user must fill in."""
+        nodes = spread(self.variant)
+        if nodes.num_nodes == 1:
+            return self.to_torchrun(script, arguments).shell
+        command = self.to_torchrun(script, arguments, endpoint=MEETING).shell
+        todo = f"start it on each of the {nodes.num_nodes} machines, with the name of one of them"
+        return f"{command}\n# by hand: {todo} for FIRST-HOST"
 
     def not_expressed(self, target: str) -> tuple[str, ...]:
         """Return what the export to a target cannot express, and how to do it.
@@ -154,7 +170,8 @@ def check_variant(variant: Variant) -> None:
     check_checkpointing(variant.checkpointing)
     if variant.optimizer not in OPTIMIZERS:
         raise UsageError(f"{variant.optimizer!r:.60} is not an optimizer that oomph knows")
-    if min(variant.micro_batch, variant.accumulation, variant.num_gpus) < 1:
-        raise UsageError("micro-batch, accumulation and number of GPUs must be at least 1")
+    counts = variant.micro_batch, variant.accumulation, variant.num_gpus, variant.gpus_per_node
+    if min(counts) < 1:
+        raise UsageError("micro-batch, accumulation and numbers of GPUs must be at least 1")
     if error := contradiction_in(variant, clips_gradients=False):
         raise error

@@ -187,7 +187,7 @@ def accelerate_settings(
     variant: Variant, config: object = None, *, gpus_per_node: int | None = None
 ) -> AccelerateSettings:
     """Return both, with the plan's settings merged into the user's configuration."""
-    nodes = spread(variant.num_gpus, gpus_per_node)
+    nodes = spread(variant, gpus_per_node)
     mixed = variant.precision if variant.precision in ("fp16", "bf16") else "no"
     is_sharded = divides_parameters(variant)
     plain = "MULTI_GPU" if variant.num_gpus > 1 else "NO"
@@ -236,7 +236,7 @@ def trainer_arguments(
     variant: Variant, args: object = None, *, gpus_per_node: int | None = None
 ) -> dict[str, Any]:
     """Return arguments for Trainer(**...): the user's own, overridden by the plan's."""
-    nodes = spread(variant.num_gpus, gpus_per_node)
+    nodes = spread(variant, gpus_per_node)
     planned = {
         "accelerator": "gpu",
         "devices": nodes.num_gpus_each,

@@ -1,4 +1,4 @@
-"""Which sharded variants cannot fit, whatever a rehearsal would say.
+"""What bounds a variant's memory: which sharded ones cannot fit, and what could be spared.
 
 A model of 100 GB on GPUs of 80 GB needs more than two shards. To rehearse it in each way on 2 GPUs
 takes as long as on 1024, and shows only what its parameters and gradients alone say.
@@ -6,15 +6,23 @@ takes as long as on 1024, and shows only what its parameters and gradients alone
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
-from oomph.predicting.footprint import CATEGORIES, Footprint
+from oomph.predicting.combinations import parts_of
+from oomph.predicting.footprint import CATEGORIES, PHASES, Footprint
 from oomph.records.plan import Rejected
 from oomph.records.trace import Category
-from oomph.records.workload import Variant, divides_parameters, grid_of
+from oomph.records.workload import GPUS_PER_NODE, Variant, divides_parameters, grid_of
 from oomph.units import format_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.int64]
 
 
 class Held(NamedTuple):
@@ -62,6 +70,7 @@ def _has_other_parameters(variant: Variant) -> bool:
         offload_optimizer=False,
         sharding="none",
         num_gpus=1,
+        gpus_per_node=GPUS_PER_NODE,
         accumulation=1,
         expandable_segments=False,
     )
@@ -70,13 +79,18 @@ def _has_other_parameters(variant: Variant) -> bool:
 
 def _most_bytes(footprint: Footprint, category: Category, micro_batch: int) -> int:
     """Return the most live bytes of a category."""
+    return int(_live_bytes(footprint, category, micro_batch).max(initial=0))
+
+
+def _live_bytes(footprint: Footprint, category: Category, micro_batch: int) -> Numbers:
+    """Return the live bytes of a category after each event."""
     import numpy as np
 
     places = np.abs(footprint.event) - 1
     sizes = footprint.fixed_bytes + footprint.grown_bytes * micro_batch
     is_counted = footprint.category[places] == CATEGORIES.index(category)
-    live = np.cumsum(np.where(is_counted, sizes[places] * np.sign(footprint.event), 0))
-    return int(live.max(initial=0))
+    live: Numbers = np.cumsum(np.where(is_counted, sizes[places] * np.sign(footprint.event), 0))
+    return live
 
 
 def without_hopeless(
@@ -107,3 +121,87 @@ def without_hopeless(
 def _rejected(name: str, least: int) -> Rejected:
     why = f"what is sharded needs at least {format_bytes(least)} on each GPU, or the host's memory"
     return Rejected(what=name, why=why)
+
+
+# ---- what no number of GPUs is enough for --------------------------------------------------------
+# With one example at a time, what a GPU holds is a part that stays (gathered parameters, the
+# example's activations) and a part that is divided among the GPUs, at every moment. The peak is the
+# highest of these lines over 1 / GPUs, so it is convex: the line through two numbers of GPUs,
+# continued to more of them, never lies above it.
+
+
+def least_bytes_sharded(
+    known: Iterable[Variant], least_bytes: Callable[[Variant], int]
+) -> int | None:
+    """Return what each GPU holds at least with FSDP on any number of GPUs; None if unknown.
+
+    `least_bytes` are the live bytes of a variant at its peak.
+    """
+    families: dict[Variant, dict[bool, dict[int, int]]] = {}
+    for one in known:
+        if one.sharding == "fsdp" and one.micro_batch == 1:
+            family = replace(one.tricks_alone(), sharding="none", num_gpus=1)
+            # A second micro-batch finds the gradients of the first in memory: another structure.
+            alike = families.setdefault(family, {}).setdefault(one.accumulation > 1, {})
+            alike[one.num_gpus] = least_bytes(one)
+    bounds = [_beyond(alike) for alike in families.values()]
+    found = [bound for bound in bounds if bound is not None]
+    return min(found) if found and len(found) == len(bounds) else None
+
+
+def _beyond(structures: dict[bool, dict[int, int]]) -> int | None:
+    """Return the highest bound on one example with these tricks, on any number of GPUs."""
+    bounds = [
+        on_more - (on_fewer - on_more) * fewer // (more - fewer)
+        for by_number in structures.values()
+        for (fewer, on_fewer), (more, on_more) in pairwise(sorted(by_number.items()))
+        if on_more <= on_fewer
+    ]
+    return max(bounds, default=None)
+
+
+def sharing_limit(
+    known: Sequence[Variant],
+    batch_size: int,
+    least_bytes: Callable[[Variant], int],
+    limit_bytes: int,
+) -> str | None:
+    """Return why FSDP on more GPUs is no help where nothing fits; None if it may be."""
+    least = least_bytes_sharded(known, least_bytes)
+    if least is not None and least > limit_bytes:
+        return (
+            f"With FSDP on any number of GPUs, one example and the layers that are gathered for it"
+            f" take at least {format_bytes(least)} on each. Less needs smaller examples or layers,"
+            " or tensor parallelism, which oomph does not plan yet."
+        )
+    most = max((one.num_gpus for one in known if one.sharding == "fsdp"), default=0)
+    if most == batch_size > 1:
+        return (
+            f"No more than {batch_size} GPUs can share a batch of {batch_size} examples, and with"
+            " FSDP that is not enough. That needs a larger batch on more GPUs, or tensor"
+            " parallelism, which oomph does not plan yet."
+        )
+    return None
+
+
+# ---- gradients that stay in memory during forward ------------------------------------------------
+
+_SECOND = 2
+
+
+def spared_by_freeing_gradients(footprint: Footprint, micro_batch: int) -> int:
+    """Return what the peak would shrink by if forward began without gradients.
+
+    The first step of a training shows it: there are no gradients before its backward.
+    """
+    import numpy as np
+
+    in_forward = (footprint.step == _SECOND) & (footprint.phase == PHASES.index("forward"))
+    live = _live_bytes(footprint, "gradients", micro_batch)[np.flatnonzero(in_forward)[:1]]
+    kept = int(live.max(initial=0))
+    first, second = parts_of(footprint)
+    of_step = second.before.most(micro_batch) + second.step_bytes
+    now, then = (
+        max(part.rest.most(micro_batch) + second.state_bytes, of_step) for part in (second, first)
+    )
+    return max(min(now - then, kept), 0)

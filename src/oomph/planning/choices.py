@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from oomph.errors import UsageError
 from oomph.records.plan import Rejected
-from oomph.records.workload import Sharding, Variant
+from oomph.records.workload import GPUS_PER_NODE, Sharding, Variant
 from oomph.tricks.trick import BATCH_SIZE, BY_NAME, NAMES, TRICKS, contradiction_in, tricks_on
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _FRIENDLY = 8  # judgement: tensor cores and warps prefer multiples of 8 (NVIDIA's GEMM guide)
 # These depend on the number of GPUs, so they are chosen together and not setting by setting.
-_OF_SPLIT = ("sharding", "num_gpus", "micro_batch", "accumulation")
+_OF_SPLIT = ("sharding", "num_gpus", "gpus_per_node", "micro_batch", "accumulation")
 _OF_ADAPTERS = ("lora_rank", "lora_targets")  # as asked for: not compared with others
 _PLAIN = {one.name: one.default for one in fields(Variant)}
 _SETTINGS = tuple(one for one in fields(Variant) if one.name not in _OF_SPLIT)
@@ -35,6 +35,7 @@ class Choices:
     settings: Mapping[str, tuple[Any, ...]]  # keyed by field of Variant
     shardings: tuple[tuple[Sharding, int], ...]  # each with its number of GPUs
     may_accumulate: bool
+    gpus_per_node: int = GPUS_PER_NODE
     changing: frozenset[str]  # tricks that change this model's training but not that of others
     rejected: tuple[Rejected, ...]
     own: frozenset[str] = frozenset()  # tricks that the workload already uses
@@ -67,6 +68,7 @@ def choices_for(request: Request, checkpointings: Sequence[str]) -> Choices:
         settings=chooser.settings(checkpointings),
         shardings=chooser.shardings(),
         may_accumulate=chooser.may_accumulate(accumulation),
+        gpus_per_node=request.gpus_per_node,
         changing=frozenset(trick.name for trick in TRICKS if request.changes(trick)),
         other_batch_sizes=chooser.other_batch_sizes(),
         own=frozenset({request.precision} - {"fp32"}),
@@ -114,13 +116,16 @@ class _Chooser:
         from oomph.tricks.sharding import can_share, numbers_of_gpus
 
         most, batch_size = self.request.max_gpus, self.request.batch_size
-        numbers = numbers_of_gpus(batch_size, most)
+        per_node = self.request.gpus_per_node
+        numbers = numbers_of_gpus(batch_size, most, per_node)
         if numbers and numbers[-1] < most:
             why = f"a batch of {batch_size} cannot be divided equally among up to {most}"
+            if most > per_node:
+                why += f" that fill machines of {per_node} (--gpus-per-node)"
             self.note(f"more than {numbers[-1]} GPUs", why)
         every: tuple[Sharding, ...] = get_args(Sharding)
         kinds = [kind for kind in every if kind in BY_NAME and self.may(BY_NAME[kind])]
-        found = ((k, number) for number in numbers for k in kinds if can_share(k, number))
+        found = ((k, number) for number in numbers for k in kinds if can_share(k, number, per_node))
         return (("none", 1), *found)
 
     def may_accumulate(self, accumulation: Definition) -> bool:
@@ -161,6 +166,7 @@ def variants(choices: Choices) -> Iterator[Variant]:
                     accumulation=accumulation,
                     sharding=sharding,
                     num_gpus=num_gpus,
+                    gpus_per_node=choices.gpus_per_node if num_gpus > 1 else GPUS_PER_NODE,
                     **settings,
                 )
                 clips = choices.clips_gradients

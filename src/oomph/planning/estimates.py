@@ -13,7 +13,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from oomph.errors import CannotBePutOn
-from oomph.planning.bounds import held_by, without_hopeless
+from oomph.planning.bounds import (
+    held_by,
+    sharing_limit,
+    spared_by_freeing_gradients,
+    without_hopeless,
+)
 from oomph.planning.lines import Failed, Lines
 from oomph.planning.ranking import Checked
 from oomph.planning.rehearsal_store import RehearsalStore
@@ -120,6 +125,12 @@ class Estimates:
         limit_bytes = self.card.usable.high_bytes - self.outside.low_bytes
         return without_hopeless(pairs, held_by(footprint, own.micro_batch), limit_bytes)
 
+    def sharing_limit(self, compared: Sequence[Variant], batch_size: int) -> str | None:
+        """Return why FSDP on more GPUs is no help where nothing fits (see `bounds.py`)."""
+        known = [one for one in compared if self.knows(one)]
+        limit_bytes = self.card.usable.high_bytes
+        return sharing_limit(known, batch_size, self.least_bytes, limit_bytes)
+
     def knows(self, variant: Variant) -> bool:
         return self.lines.knows(variant)
 
@@ -153,6 +164,14 @@ class Estimates:
     def least_bytes(self, variant: Variant) -> int:
         """Return a lower bound of the variant's device memory."""
         return self.lines.of(variant).least_bytes(variant) + self.outside.low_bytes
+
+    @_failing_alone
+    def spared_by_freeing_gradients(self, variant: Variant) -> int:
+        """Return what the peak would shrink by if forward began without gradients."""
+        if variant.num_gpus > 1:  # DDP's buckets stay anyway
+            return 0
+        footprint = self.lines.of(variant).footprint(variant)
+        return spared_by_freeing_gradients(footprint, variant.micro_batch)
 
     def may_fit(self, variant: Variant) -> bool:
         """Return whether the variant's lower bound fits."""
@@ -423,5 +442,6 @@ def step_time(work: Sequence[Op] | Work, variant: Variant, model: GpuModel) -> S
         model,
         matmul_precision=precision,
         num_gpus=variant.num_gpus,
+        gpus_per_node=variant.gpus_per_node,
         num_micro_steps=variant.accumulation,
     )

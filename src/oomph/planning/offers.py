@@ -41,7 +41,7 @@ _SHARE, _LEAST_REHEARSALS = 4, 8
 _OF_A_PASS, _OF_A_STEP = 2, 1  # rehearsals: two points make a line
 # An offer that is not faster than a milder plan has to save this share of its memory. Judgement.
 _WORTH_RATIO = 0.25
-_OF_SPLIT = ("micro_batch", "accumulation", "num_gpus", "checkpointing")
+_OF_SPLIT = ("micro_batch", "accumulation", "num_gpus", "gpus_per_node", "checkpointing")
 _SETTINGS = tuple(one.name for one in fields(Variant) if one.name not in _OF_SPLIT)
 
 

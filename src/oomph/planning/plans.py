@@ -27,7 +27,7 @@ from oomph.predicting.timeline import timeline_of
 from oomph.records.plan import PlanOptions, Plans
 from oomph.records.prediction import Prediction
 from oomph.records.script import Script, ScriptChanges
-from oomph.records.workload import LORA_RANK, Variant, Workload
+from oomph.records.workload import LORA_RANK, Variant, Workload, check_gpus_per_node
 from oomph.sensing.target import Target
 from oomph.tricks.definition import Severity
 
@@ -296,6 +296,7 @@ def check_options(options: PlanOptions) -> None:
         raise UsageError(
             f"oomph cannot plan for {options.max_gpus} GPUs", attempt=f"1 to {_MOST_GPUS} GPUs"
         )
+    check_gpus_per_node(options.gpus_per_node)
     if not 0 < options.target_ratio <= 1:
         raise UsageError(
             f"a plan cannot fill {options.target_ratio:.0%} of a GPU", attempt="--target-memory 90%"

@@ -27,10 +27,11 @@ from oomph.records.plan import (
     Trick,
 )
 from oomph.records.prediction import Prediction
-from oomph.records.workload import Possible, Variant
+from oomph.records.workload import GPUS_PER_NODE, Possible, Variant, fills_nodes, grid_of
 from oomph.units import format_bytes, format_rate, format_ratio
 
 OF_LOADING = "the loader must keep up with"  # the start of a caveat about samples per second
+_WORTH_SPARING = 0.01  # of the GPU's memory: less hardly changes what fits; judgement
 _NOT_LINEAR = "memory does not grow linearly with the micro-batch"
 
 Seconds = Callable[[Variant], float | None]
@@ -66,6 +67,7 @@ def as_plans(
             *(_of_precision(best, options.checked, estimates) if best else ()),
             *(caveats(best, found.choices, possible, seconds) if best else ()),
             *(_of_host(best, estimates.limit_host_bytes) if best else ()),
+            *(_of_gradients(best, estimates) if best else ()),
             *estimates.rehearsed.notes,
         ),
         largest_micro_batch=_largest_as_is(estimates),
@@ -258,6 +260,16 @@ def _of_host(best: Plan, limit_bytes: int | None) -> list[str]:
     return [f"needs {format_bytes(taken)} of host memory; {known}"]
 
 
+def _of_gradients(best: Plan, estimates: Estimates) -> list[str]:
+    """Say what gradients that stay in memory during forward cost."""
+    spared = estimates.spared_by_freeing_gradients(best.variant)
+    if spared < _WORTH_SPARING * best.prediction.capacity_bytes:
+        return []
+    call = "optimizer.zero_grad(set_to_none=True) before the forward"
+    kept = "gradients of the last step stay in memory during forward"
+    return [f"{kept}: {call} would save about {format_bytes(spared)}"]
+
+
 def _of_outputs(more_bytes: int) -> str | None:
     """Return what the verdict includes and the figure does not."""
     if not more_bytes:
@@ -400,9 +412,13 @@ def _largest(fits: Callable[[int], bool], known: int) -> int:
 def _shortfall(estimates: Estimates, found: Found) -> Shortfall:
     smallest = estimates.predicted(found.smallest, is_exact=False)
     can_share = not any(rejected.what == "fsdp" for rejected in _beyond_gpus(found))
-    return shortfall(
-        smallest, smallest_gpu(smallest), num_gpus_needed(smallest) if can_share else None
-    )
+    per_node = found.choices.gpus_per_node
+    why_not = estimates.sharing_limit(found.compared, found.choices.batch_size)
+    num_gpus = None
+    if can_share and why_not is None:
+        num_gpus = num_gpus_needed(smallest, per_node, found.choices.batch_size)
+    short = shortfall(smallest, smallest_gpu(smallest), num_gpus)
+    return replace(short, beyond_sharding=why_not)
 
 
 def _beyond_gpus(found: Found) -> list[Rejected]:
@@ -428,12 +444,32 @@ def shortfall(smallest: Prediction, enough: str | None, num_gpus: int | None) ->
     )
 
 
-def num_gpus_needed(smallest: Prediction, most: int = 1024) -> int | None:
-    """Count the GPUs needed if parameters, gradients and optimizer state were sharded."""
+def num_gpus_needed(
+    smallest: Prediction,
+    gpus_per_node: int = GPUS_PER_NODE,
+    batch_size: int | None = None,
+    most: int = 1024,
+) -> int | None:
+    """Count the GPUs needed if parameters, gradients and optimizer state were sharded.
+
+    They share the batch equally and fill their machines.
+    """
+    _, shards = grid_of(smallest.variant)
     divided = sum(
         smallest.by_category.get(category, 0)
         for category in ("parameters", "gradients", "optimizer")
     )
     rest = smallest.high_bytes - divided
-    powers = (2**power for power in range(1, most.bit_length()))
-    return next((n for n in powers if rest + divided // n <= smallest.capacity_bytes), None)
+    powers = [2**power for power in range(most.bit_length())]
+    numbers = sorted({*powers, *(gpus_per_node * power for power in powers)} - {1})
+    return next(
+        (
+            number
+            for number in numbers
+            if shards < number <= most
+            and (batch_size is None or batch_size % number == 0)
+            and fills_nodes(number, gpus_per_node)
+            and rest + divided * shards // number <= smallest.capacity_bytes
+        ),
+        None,
+    )

@@ -21,7 +21,13 @@ from oomph.predicting.scaling import AffineTrace, NotAffine, OpSlope, affine, or
 from oomph.records.generation import DEFAULT_BYTES_PER_S, DEFAULT_MATMUL_FLOPS
 from oomph.records.plan import PlanOptions
 from oomph.records.trace import Op, Trace
-from oomph.records.workload import Possible, Variant, grid_of, holds_parameters_on_host
+from oomph.records.workload import (
+    GPUS_PER_NODE,
+    Possible,
+    Variant,
+    grid_of,
+    holds_parameters_on_host,
+)
 from oomph.tricks.definition import Request
 from oomph.tricks.trick import tricks_on
 
@@ -105,6 +111,7 @@ def choices_of(
         own_micro_batch=_own_micro_batch(rehearsed, options),
         lora_rank=options.lora_rank,
         lora_targets=options.lora_targets,
+        gpus_per_node=options.gpus_per_node,
     )
     found = choices_for(request, ("selective", "blocks"))
     return replace(found, least_micro_batch=min(least_micro_batch, request.batch_size))
@@ -373,12 +380,16 @@ def pass_footprint_like(
 ) -> Footprint | None:
     """Return the footprint with replicas, derived from one with another number of replicas."""
     copies, shards = _grid_of(settings)
-    if copies == 1:
-        return None
     for other, footprint in known.items():
         copies_of_other, shards_of_other = _grid_of(other)
-        is_alike = other._replace(num_gpus=settings.num_gpus) == settings
-        if is_alike and shards_of_other == shards:
+        is_alike = settings == other._replace(
+            num_gpus=settings.num_gpus, gpus_per_node=settings.gpus_per_node
+        )
+        if not is_alike or shards_of_other != shards:
+            continue
+        if copies_of_other == copies:  # on other machines
+            return footprint
+        if copies > 1 and copies_of_other > 1:
             kernels = (_sent_among(each, copies_of_other, copies) for each in footprint.kernels)
             return replace(footprint, kernels=tuple(kernels))
     return None
@@ -387,7 +398,14 @@ def pass_footprint_like(
 def _grid_of(settings: PassSettings) -> tuple[int, int]:
     """Return the number of replicas of the model, and the GPUs that each is sharded among."""
     sharding: Any = settings.sharding
-    return grid_of(Variant(micro_batch=1, sharding=sharding, num_gpus=settings.num_gpus))
+    return grid_of(
+        Variant(
+            micro_batch=1,
+            sharding=sharding,
+            num_gpus=settings.num_gpus,
+            gpus_per_node=settings.gpus_per_node,
+        )
+    )
 
 
 def step_like(step: Step, known: Mapping[Step, Footprint]) -> Footprint | None:
@@ -399,12 +417,15 @@ def step_like(step: Step, known: Mapping[Step, Footprint]) -> Footprint | None:
 
 def _on_one_group(step: Step) -> Step:
     """Return the step on one replica of the model."""
-    if step.sharding not in ("ddp", "hybrid"):
-        return step
+    on, per_node = step.num_gpus, step.gpus_per_node
+    step = step._replace(gpus_per_node=GPUS_PER_NODE)  # it decides groups, and nothing else here
     if step.sharding == "ddp":
         return step._replace(num_gpus=0)  # for any number of GPUs
-    _, shards = grid_of(Variant(micro_batch=1, sharding="hybrid", num_gpus=step.num_gpus))
-    return step._replace(sharding="fsdp", num_gpus=shards)
+    if step.sharding == "hybrid":
+        grid = Variant(micro_batch=1, sharding="hybrid", num_gpus=on, gpus_per_node=per_node)
+        _, shards = grid_of(grid)
+        return step._replace(sharding="fsdp", num_gpus=shards)
+    return step
 
 
 def _sent_among(kernel: Kernel, num_before: int, num_gpus: int) -> Kernel:

@@ -35,7 +35,7 @@ from oomph.predicting.speed import (
     step_seconds,
 )
 from oomph.records.gpu_model import GpuModel
-from oomph.records.workload import Variant, holds_parameters_on_host
+from oomph.records.workload import GPUS_PER_NODE, Variant, holds_parameters_on_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -305,6 +305,7 @@ class PassSettings(NamedTuple):
     # On several GPUs gradients are sent after the last micro-step, so a single micro-step is
     # rehearsed separately.
     is_sent_at_once: bool
+    gpus_per_node: int = GPUS_PER_NODE
 
     @property
     def accumulates(self) -> bool:
@@ -327,6 +328,7 @@ class Step(NamedTuple):
     sharding: str
     num_gpus: int
     channels_last: bool  # of the weights
+    gpus_per_node: int = GPUS_PER_NODE
 
 
 def pass_settings_of(variant: Variant) -> PassSettings:
@@ -346,6 +348,7 @@ def pass_settings_of(variant: Variant) -> PassSettings:
         only_at=variant.micro_batch if is_alone else 0,
         channels_last=variant.channels_last,
         is_sent_at_once=variant.num_gpus > 1 and variant.accumulation == 1,
+        gpus_per_node=variant.gpus_per_node,
     )
 
 
@@ -371,6 +374,7 @@ def step_of(variant: Variant) -> Step:
         sharding=variant.sharding,
         num_gpus=variant.num_gpus,
         channels_last=variant.channels_last,
+        gpus_per_node=variant.gpus_per_node,
     )
 
 
@@ -537,17 +541,19 @@ class Combinations:
         self, settings: PassSettings, matmul: MatmulPrecision, has_step: bool
     ) -> MicroSteps:
         priced = PricedFootprint(
-            self.pass_footprints[settings], self._prices(matmul, settings.num_gpus)
+            self.pass_footprints[settings],
+            self._prices(matmul, settings.num_gpus, settings.gpus_per_node),
         )
         return MicroSteps(priced, has_step=has_step, is_one=not self.adds_up)
 
     @_once
     def _optimizer_step(self, step: Step, matmul: MatmulPrecision) -> PricedFootprint:
-        return PricedFootprint(self.steps[step], self._prices(matmul, step.num_gpus))
+        prices = self._prices(matmul, step.num_gpus, step.gpus_per_node)
+        return PricedFootprint(self.steps[step], prices)
 
     @_once
-    def _prices(self, matmul: MatmulPrecision, num_gpus: int) -> Prices:
-        return prices_on(self.model, matmul, num_gpus)
+    def _prices(self, matmul: MatmulPrecision, num_gpus: int, gpus_per_node: int) -> Prices:
+        return prices_on(self.model, matmul, num_gpus, gpus_per_node)
 
     # ---- replays
 

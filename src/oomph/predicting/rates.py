@@ -14,9 +14,9 @@ from oomph.records.gpu_model import GpuModel
 from oomph.records.workload import GPUS_PER_NODE, Variant, casts_parameters, grid_of
 
 # ---- the link between GPUs
-# Within one machine of at most eight GPUs: NVLink if the GPU has it, else PCIe. No datasheet
-# describes the network between machines, so there is no link for more GPUs. Not modelled: the GPU
-# bandwidth that communication takes while it runs beside kernels.
+# Within one machine, of eight GPUs unless the user says otherwise: NVLink if the GPU has it, else
+# PCIe. No datasheet describes the network between machines, so there is no link for more GPUs. Not
+# modelled: the GPU bandwidth that communication takes while it runs beside kernels.
 
 COMMUNICATION = frozenset({"all_gather", "reduce_scatter", "all_reduce"})
 
@@ -40,9 +40,9 @@ class Link:
     bytes_per_s: float  # per GPU, in one direction, from the datasheet
 
 
-def link_between(model: GpuModel, num_gpus: int) -> Link | None:
+def link_between(model: GpuModel, num_gpus: int, gpus_per_node: int = GPUS_PER_NODE) -> Link | None:
     """Return the link that this many of these GPUs use; None if unknown."""
-    if num_gpus > GPUS_PER_NODE:
+    if num_gpus > gpus_per_node:
         return None
     if model.nvlink_bytes_per_s is not None:  # the datasheet adds both directions
         return Link(kind="nvlink", bytes_per_s=model.nvlink_bytes_per_s / 2)
@@ -54,7 +54,7 @@ def assumptions(how: Variant, model: GpuModel) -> list[str]:
     """Return the assumptions about sharding and links that may differ on the user's machine."""
     if how.num_gpus == 1:
         return []
-    return [_put_on(how), *_cast(how), _joined_by(model, how.num_gpus)]
+    return [_put_on(how), *_cast(how), _joined_by(model, how)]
 
 
 def _put_on(how: Variant) -> str:
@@ -76,11 +76,11 @@ def _cast(how: Variant) -> list[str]:
     return [policy] if casts_parameters(how) else []
 
 
-def _joined_by(model: GpuModel, num_gpus: int) -> str:
-    link = link_between(model, num_gpus)
-    if num_gpus > GPUS_PER_NODE:
+def _joined_by(model: GpuModel, how: Variant) -> str:
+    link = link_between(model, how.num_gpus, how.gpus_per_node)
+    if how.num_gpus > how.gpus_per_node:
         return (
-            f"{num_gpus} GPUs are several machines, of {GPUS_PER_NODE} GPUs each:"
+            f"{how.num_gpus} GPUs are several machines, of {how.gpus_per_node} GPUs each:"
             " the network between them is unknown, so there is no time estimate"
         )
     if link is None:

@@ -23,6 +23,7 @@ from oomph.predicting.pricing import Bound, Lane, Place, Priced, Prices, Sizes, 
 from oomph.predicting.rates import COMMUNICATION, MatmulPrecision, Rates, link_between
 from oomph.records.gpu_model import GpuModel
 from oomph.records.trace import Op
+from oomph.records.workload import GPUS_PER_NODE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -345,6 +346,7 @@ def estimate(
     *,
     matmul_precision: MatmulPrecision = "fp32",
     num_gpus: int = 1,
+    gpus_per_node: int = GPUS_PER_NODE,
     num_micro_steps: int | None = None,
     best: Pace | None = None,
     worst: Pace | None = None,
@@ -355,7 +357,7 @@ def estimate(
     are the ends of the range, for whoever derives them.
     """
     work = ops if isinstance(ops, Work) else work_of(ops)
-    rates = Rates(model, matmul_precision, link_between(model, num_gpus))
+    rates = Rates(model, matmul_precision, link_between(model, num_gpus, gpus_per_node))
     if not work.kernels or (num_gpus > 1 and rates.link is None):
         return None
     priced = Prices(rates).of(work.kernels)
@@ -492,10 +494,13 @@ _SIMULATED = 3  # micro-steps
 
 
 def prices_on(
-    model: GpuModel, matmul_precision: MatmulPrecision = "fp32", num_gpus: int = 1
+    model: GpuModel,
+    matmul_precision: MatmulPrecision = "fp32",
+    num_gpus: int = 1,
+    gpus_per_node: int = GPUS_PER_NODE,
 ) -> Prices:
     """Return what kernels take on this many of these GPUs."""
-    link = link_between(model, num_gpus) if num_gpus > 1 else None
+    link = link_between(model, num_gpus, gpus_per_node) if num_gpus > 1 else None
     return Prices(Rates(model, matmul_precision, link))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from oomph.records.prediction import Prediction, Verdict
 from oomph.records.script import ScriptChanges, Seen
 from oomph.records.stored import SCHEMA, to_jsonable
-from oomph.records.workload import LORA_RANK, Keeps, LoraTargets, Precision, Variant
+from oomph.records.workload import GPUS_PER_NODE, LORA_RANK, Keeps, LoraTargets, Precision, Variant
 from oomph.units import format_bytes
 
 # same: exactly the same update. rounding: the same up to rounding, which is checked. changes: a
@@ -27,6 +27,7 @@ class PlanOptions:
 
     batch_size: int | None = None
     max_gpus: int = 1
+    gpus_per_node: int = GPUS_PER_NODE
     allow: frozenset[str] = frozenset()
     forbid: frozenset[str] = frozenset()
     prefer: Preference = "balance"
@@ -148,6 +149,7 @@ class Shortfall:
     device_bytes: int | None = None  # its memory
     high_bytes: int | None = None
     step_s: float | None = None
+    beyond_sharding: str | None = None  # why more GPUs with FSDP are no help, if that is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,9 @@ LoraTargets = Literal["all-linear", "attention"]
 Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
 Keeps = Literal["outputs", "nothing"]
 
+# GPUs joined by a fast link: eight in every DGX and HGX. More GPUs are several machines.
+GPUS_PER_NODE = 8
+
 # Another implementation of the user's optimizer, or another optimizer with its hyperparameters.
 OPTIMIZERS = ("as-is", "fused", "foreach", "for-loop", "8-bit", "adafactor", "sgd", "muon")
 
@@ -138,6 +141,7 @@ class Variant:
     lora_targets: LoraTargets = "all-linear"  # the layers of the blocks that have adapters
     sharding: Sharding = "none"
     num_gpus: int = 1
+    gpus_per_node: int = GPUS_PER_NODE  # on one machine; with one GPU it says nothing
     micro_batch: int
     accumulation: int = 1
     expandable_segments: bool = False  # PYTORCH_ALLOC_CONF=expandable_segments:True
@@ -180,11 +184,10 @@ class Possible:
 # optimizer state are sharded among all GPUs. "hybrid": they are sharded within groups, and the
 # groups are replicas of each other.
 
-# GPUs joined by a fast link: eight in every DGX and HGX. More GPUs are several machines.
-GPUS_PER_NODE = 8
 
-
-def check_sharding(sharding: str | None, num_gpus: int) -> Sharding:
+def check_sharding(
+    sharding: str | None, num_gpus: int, gpus_per_node: int = GPUS_PER_NODE
+) -> Sharding:
     """Return the sharding; by default "ddp" on several GPUs. Raises UsageError."""
     if num_gpus < 1:
         raise UsageError(f"{num_gpus} GPUs are not possible", attempt="1 GPU or more")
@@ -204,8 +207,30 @@ def check_sharding(sharding: str | None, num_gpus: int) -> Sharding:
         )
     known: Sharding = sharding  # type: ignore[assignment] # checked above
     if known == "hybrid":
-        _shards_of_hybrid(num_gpus)
+        _shards_of_hybrid(num_gpus, gpus_per_node)
     return known
+
+
+def check_gpus_per_node(number: int) -> int:
+    """Return the number if a machine can have that many GPUs. Raises UsageError."""
+    if number < 1:
+        raise UsageError(
+            f"a machine cannot have {number} GPUs", attempt=f"gpus_per_node={GPUS_PER_NODE}"
+        )
+    return number
+
+
+def fills_nodes(num_gpus: int, gpus_per_node: int) -> bool:
+    """Return whether the GPUs fit on one machine, or fill several."""
+    return num_gpus <= gpus_per_node or num_gpus % gpus_per_node == 0
+
+
+def torchrun_on(variant: Variant) -> str:
+    """Return how torchrun is started on each machine, in short."""
+    num_nodes = -(-variant.num_gpus // variant.gpus_per_node)
+    if num_nodes == 1:
+        return f"torchrun --nproc-per-node {variant.num_gpus}"
+    return f"torchrun --nnodes {num_nodes} --nproc-per-node {variant.gpus_per_node}"
 
 
 def grid_of(variant: Variant) -> tuple[int, int]:
@@ -213,7 +238,7 @@ def grid_of(variant: Variant) -> tuple[int, int]:
     if variant.sharding == "fsdp":
         return 1, variant.num_gpus
     if variant.sharding == "hybrid":
-        shards = _shards_of_hybrid(variant.num_gpus)
+        shards = _shards_of_hybrid(variant.num_gpus, variant.gpus_per_node)
         return variant.num_gpus // shards, shards
     return variant.num_gpus, 1
 
@@ -237,14 +262,15 @@ def num_groups(variant: Variant) -> int:
     return sum(size > 1 for size in grid_of(variant))
 
 
-def _shards_of_hybrid(num_gpus: int) -> int:
+def _shards_of_hybrid(num_gpus: int, gpus_per_node: int) -> int:
     """Return the largest number of shards on one machine that gives several groups."""
-    numbers = range(min(GPUS_PER_NODE, num_gpus - 1), 1, -1)
+    numbers = range(min(gpus_per_node, num_gpus - 1), 1, -1)
     found = next((number for number in numbers if num_gpus % number == 0), None)
     if found is None:
         raise UsageError(
             f"{num_gpus} GPUs cannot be put into equal groups",
-            because="hybrid divides the model within several groups of 2 to 8 GPUs each",
+            because="hybrid divides the model within several groups of 2 GPUs or more, each on one"
+            f" machine of {gpus_per_node}",
             attempt="4, 8 or 16 GPUs, or fsdp",
         )
     return found

@@ -306,6 +306,8 @@ def _print_shortfall(console: Console, plans: Plans) -> None:
         flag = f"--max-gpus {short.num_gpus}"
         said = f"Or about {short.num_gpus} of these GPUs, with the model sharded: {flag}."
         print_prose(console, said, indent=2)
+    if short.beyond_sharding:
+        print_prose(console, short.beyond_sharding, indent=2)
 
 
 def _names_in(variant: Variant) -> list[str]:
@@ -450,7 +452,7 @@ def _of_page(text: str) -> dict[str, Any]:
     record = _without(data, "schema", "version", _OWN_BATCH)
     record.setdefault("offers", [])  # a page of an older oomph has none
     if isinstance(record.get("shortfall"), dict):
-        later = ("variant", "device_bytes", "high_bytes", "step_s")
+        later = ("variant", "device_bytes", "high_bytes", "step_s", "beyond_sharding")
         record["shortfall"] = {**dict.fromkeys(later), **record["shortfall"]}
     if data.get("schema") != SCHEMA:
         raise ValueError(f"its schema is not {SCHEMA}, which this oomph reads")

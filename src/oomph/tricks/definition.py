@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from oomph.errors import UsageError
 from oomph.records.plan import Stability, Trick
-from oomph.records.workload import LORA_RANK, LoraTargets, Possible, Precision, Variant
+from oomph.records.workload import (
+    GPUS_PER_NODE,
+    LORA_RANK,
+    LoraTargets,
+    Possible,
+    Precision,
+    Variant,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +66,7 @@ class Request:
     own_micro_batch: int | None = None  # of a script that accumulates itself
     lora_rank: int = LORA_RANK
     lora_targets: LoraTargets = "all-linear"
+    gpus_per_node: int = GPUS_PER_NODE
 
     def why_not(self, trick: Definition) -> str | None:
         """Return why a trick may not be used, or None if it may."""

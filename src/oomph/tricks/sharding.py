@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 
 from oomph.errors import UsageError
 from oomph.records.workload import (
+    GPUS_PER_NODE,
     Sharding,
     Variant,
     check_sharding,
     divides_parameters,
+    fills_nodes,
     grid_of,
     holds_parameters_on_host,
+    torchrun_on,
 )
 from oomph.tricks.definition import Definition, Fragment, Request, by_hand
 
@@ -85,17 +88,25 @@ def _check_group(num_gpus: int) -> None:
 # ---- how many GPUs can share a batch -------------------------------------------------------------
 
 
-def numbers_of_gpus(batch_size: int, most: int) -> list[int]:
-    """Return the powers of two that divide the batch, and the largest number that does."""
-    powers = [2**n for n in range(1, most.bit_length()) if batch_size % 2**n == 0]
-    largest = next(number for number in range(most, 0, -1) if batch_size % number == 0)
-    return sorted({*powers, largest} - {1})
+def numbers_of_gpus(batch_size: int, most: int, gpus_per_node: int = GPUS_PER_NODE) -> list[int]:
+    """Return powers of two, of GPUs and of machines, and the largest number that is possible.
+
+    Each divides the batch, and fits on one machine or fills several.
+    """
+    possible = [n for n in range(most, 0, -1) if _can_divide(batch_size, n, gpus_per_node)]
+    powers = {2**n for n in range(most.bit_length())}
+    powers |= {gpus_per_node * power for power in powers}
+    return sorted({*powers.intersection(possible), possible[0]} - {1})
 
 
-def can_share(kind: Sharding, num_gpus: int) -> bool:
+def _can_divide(batch_size: int, num_gpus: int, gpus_per_node: int) -> bool:
+    return batch_size % num_gpus == 0 and fills_nodes(num_gpus, gpus_per_node)
+
+
+def can_share(kind: Sharding, num_gpus: int, gpus_per_node: int = GPUS_PER_NODE) -> bool:
     """Return whether this many GPUs can be used: hybrid needs equal groups of several."""
     try:
-        check_sharding(kind, num_gpus)
+        check_sharding(kind, num_gpus, gpus_per_node)
     except UsageError:
         return False
     return True
@@ -105,10 +116,11 @@ def _why_not(kind: Sharding, request: Request) -> str | None:
     batch_size, most = request.batch_size, request.max_gpus
     if most == 1:
         return "only one GPU is allowed: --max-gpus"
-    numbers = numbers_of_gpus(batch_size, most)
+    per_node = request.gpus_per_node
+    numbers = numbers_of_gpus(batch_size, most, per_node)
     if not numbers:
         return f"a batch of {batch_size} cannot be divided equally among up to {most} GPUs"
-    if any(can_share(kind, number) for number in numbers):
+    if any(can_share(kind, number, per_node) for number in numbers):
         return None
     return f"{' or '.join(map(str, numbers))} GPUs cannot form several equal groups: use fsdp"
 
@@ -142,12 +154,13 @@ _POLICY = [
     'options["mp_policy"] = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=wide)',
 ]
 
-_MESH = [
-    'each = int(os.environ["LOCAL_WORLD_SIZE"])  # sharded inside a machine, copied across',
-    "shape = (NUM_GPUS // each, each)",
-    'names = ("copy", "shard")',
-    'options["mesh"] = init_device_mesh(DEVICE.type, shape, mesh_dim_names=names)',
-]
+
+def _mesh_in_code(variant: Variant) -> list[str]:
+    return [
+        f"shape = {grid_of(variant)}  # copies, and the GPUs of one machine that share each",
+        'names = ("copy", "shard")',
+        'options["mesh"] = init_device_mesh(DEVICE.type, shape, mesh_dim_names=names)',
+    ]
 
 
 def _ddp_in_code(_: Variant) -> Fragment:
@@ -189,7 +202,7 @@ def _fsdp_in_code(variant: Variant) -> Fragment:
             "start_alike(model)",
             "options = {}",
             *policies,
-            *(_MESH if is_hybrid else []),
+            *(_mesh_in_code(variant) if is_hybrid else []),
             "for block in blocks_of(model):",
             "    fully_shard(block, **options)",
             "fully_shard(model, **options)",
@@ -217,8 +230,7 @@ DDP = Definition(
     value="ddp",
     what=lambda v: f"{v.num_gpus} GPUs with the whole model each, gradients averaged",
     code=lambda v: (
-        f"torchrun --nproc-per-node {v.num_gpus}, DistributedDataParallel("
-        "model, gradient_as_bucket_view=True)"
+        f"{torchrun_on(v)}, DistributedDataParallel(model, gradient_as_bucket_view=True)"
     ),
     splits_batch=True,
     why_not_in_script=_WHY_NOT_IN_SCRIPT,
@@ -238,7 +250,7 @@ FSDP = Definition(
     setting="sharding",
     value="fsdp",
     what=lambda v: f"parameters, gradients and optimizer divided over {v.num_gpus} GPUs",
-    code=lambda v: f"torchrun --nproc-per-node {v.num_gpus}, fully_shard(block), then the model",
+    code=lambda v: f"{torchrun_on(v)}, fully_shard(block), then the model",
     splits_batch=True,
     why_not_in_script=_WHY_NOT_IN_SCRIPT,
     why_not=partial(_why_not, "fsdp"),
@@ -252,7 +264,10 @@ HYBRID = Definition(
     stability="same",
     setting="sharding",
     value="hybrid",
-    what=lambda v: f"divided within a node, copied across nodes: {v.num_gpus} GPUs",
+    what=lambda v: (
+        f"{v.num_gpus} GPUs in equal groups, each on one machine: divided within a group,"
+        " copied across groups"
+    ),
     code="fully_shard(block, mesh=a mesh of two dimensions)",
     splits_batch=True,
     why_not_in_script=_WHY_NOT_IN_SCRIPT,

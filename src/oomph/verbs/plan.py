@@ -23,6 +23,7 @@ def plan(
     gpu: str | None = None,
     gpu_memory: int | str | None = None,
     max_gpus: int = 1,
+    gpus_per_node: int = 8,
     batch_size: int | None = None,
     allow: Sequence[str] = (),
     forbid: Sequence[str] = (),
@@ -39,7 +40,8 @@ def plan(
 ) -> Plans:
     """Return the training variants of a workload that fit on a GPU, best first, with their costs.
 
-    Every plan keeps your batch size: micro-batch x accumulation x GPUs stays the same. A trick that
+    Every plan keeps your batch size: micro-batch x accumulation x GPUs stays the same. More than
+    `gpus_per_node` GPUs are several machines. A trick that
     changes training is considered only if `allow` names it; `forbid` names tricks to leave out.
     `target_memory` is the share of the GPU that may be used. `host_memory` limits what offload may
     take of the host (default: what is free, for a GPU of this machine). `say` gets the progress.
@@ -58,6 +60,7 @@ def plan(
     options = PlanOptions(
         batch_size=batch_size,
         max_gpus=max_gpus,
+        gpus_per_node=gpus_per_node,
         allow=frozenset(allow),
         forbid=frozenset(forbid),
         prefer=prefer,

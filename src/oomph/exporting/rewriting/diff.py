@@ -38,7 +38,7 @@ from oomph.exporting.rewriting.source import (
 from oomph.exporting.settings import accelerate_settings, trainer_arguments, training_arguments
 from oomph.records.plan import Plan
 from oomph.records.script import ScriptChanges, Seen
-from oomph.records.workload import Variant
+from oomph.records.workload import Variant, torchrun_on
 from oomph.tricks.trick import to_put_on
 
 # ---- keywords of TrainingArguments, Lightning's Trainer and Accelerator --------------------------
@@ -339,7 +339,7 @@ def _beyond(variant: Variant) -> list[str]:
     if variant.num_gpus > 1:
         wrapper = "DistributedDataParallel" if variant.sharding == "ddp" else "fully_shard"
         sentences.append(
-            f"{_split(variant)}: torchrun --nproc-per-node {variant.num_gpus}, {wrapper} around the"
+            f"{_split(variant)}: {torchrun_on(variant)}, {wrapper} around the"
             " model, a DistributedSampler in the loader"
         )
     return sentences
