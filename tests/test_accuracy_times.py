@@ -166,7 +166,11 @@ def test_rotation_head_by_head_is_a_rotation() -> None:
 
 @pytest.mark.parametrize("family", sorted({row.model.partition("/")[0] for row in ROWS}))
 def test_every_family_of_models_has_a_workload(family: str) -> None:
-    if not (libraries.FOLDER / "torchvision").exists() and family in ("convnet", "ssd", "torchvision"):
+    if not (libraries.FOLDER / "torchvision").exists() and family in (
+        "convnet",
+        "ssd",
+        "torchvision",
+    ):
         pytest.skip("make accuracy installs torchvision's Python part")
     row = next(row for row in ROWS if row.model.partition("/")[0] == family)
     assert workload_of(row).batch_size == row.micro_batch * row.num_gpus

@@ -40,6 +40,11 @@ def print_prediction(
     if prediction.doubt:
         print_prose(console, f"Do not trust this: {prediction.doubt}", "bold red")
     print_prose(console, _figures(prediction))
+    if prediction.fits == "yes" and prediction.high_bytes > prediction.capacity_bytes:
+        print_prose(
+            console,
+            "At worst it fills the GPU: torch then frees its cache, and the step still fits.",
+        )
     if prediction.outputs_bytes:
         more = format_bytes(prediction.outputs_bytes)
         print_prose(
