@@ -164,6 +164,14 @@ def test_measured_rates_change_the_time_and_memory_alone_does_not(train: str) ->
     assert (with_rates.step_s or 0) > 100 * (before.step_s or 0)
 
 
+def test_a_plan_says_where_its_times_come_from_as_a_prediction_does(train: str) -> None:
+    calibration.save(replace(HERE, matmul_flops={"float32": 1e9}))
+    plans = oomph.plan(train, gpu="a100-80gb")
+    assert plans.as_is.step_from == "calibration"
+    assert {plan.prediction.step_from for plan in plans} == {"calibration"}
+    assert any("measured here on 2023-11-1" in caveat for caveat in plans.caveats)
+
+
 def context_that_leaves(train: str, room_bytes: int) -> Calibration:
     """A card whose context leaves so much beside what the workload surely takes."""
     taken = oomph.predict(train, gpu="a100-80gb").reserved_bytes

@@ -85,6 +85,14 @@ def test_what_fits_as_it_is_says_so_first_with_the_room_that_is_left(told: Any) 
     assert second.startswith("recommended: micro-batch 64 x 1")
 
 
+def test_what_a_gpus_name_leaves_open_is_said_before_all_else_that_is_good_to_know(
+    told: Any,
+) -> None:
+    (said,) = (line for line in told("--gpu", "v100").splitlines() if "taken as" in line)
+    assert said.startswith("- V100 comes with 16 and 32 GB")
+    assert not any("taken as" in line for line in told(*ROOMY).splitlines())
+
+
 def test_what_does_not_fit_is_given_a_plan_that_does(told: Any) -> None:
     said = told(*TIGHT)
     assert said.splitlines()[0].endswith("a batch of 64 at once needs 1.2 GiB of 900.0 MiB")

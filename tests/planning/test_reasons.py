@@ -85,6 +85,8 @@ def test_caveats_are_answered_with_the_seconds_of_this_model() -> None:
     assert "accumulation makes a step about 10% slower; there is no BatchNorm" in said[0]
     assert said[1] == "recomputation makes a step about 30% slower at this micro-batch"
     assert said[2].startswith("dropout masks differ")
+    free = reasons.caveats(plan, CHOICES, BERT, lambda _: 1.0)
+    assert free[0].startswith("accumulation makes a step hardly slower; ")
     normalised = replace(BERT, batch_norm_names=("a", "b"), has_dropout=False)
     layers = reasons.caveats(plan, CHOICES, normalised, seconds)
     assert "2 BatchNorm layers see 4 examples at a time" in layers[0]

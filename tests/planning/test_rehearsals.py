@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -25,6 +26,8 @@ CAPABILITY = (8, 0)
 # What two offloads together take of the host is the sum of what each takes at its most.
 MOST_ON_HOST_RATIO = 1.25
 SEGMENT_BYTES = 2 << 20
+MOST_DRAWN = 12
+OTHER_MODELS = ("vit", "unet", "lstm", "experts", "diffusion", "convnext", "mixtral", "whisper")
 JOBS = """
 import torch, oomph
 from torch import nn
@@ -130,14 +133,24 @@ def pairs(every: Iterable[Variant]) -> list[Variant]:
     return list(dict.fromkeys(found.values()))
 
 
-def held_against_rehearsals(job: str, path: Path, max_gpus: int) -> list[Held]:
-    """Every pair of tricks that a search of the job would combine."""
-    path.write_text(JOBS)
+def drawn(every: Iterable[Variant], seed: str) -> list[Variant]:
+    """A few of all ways that combine two tricks or more, at any micro-batch."""
+    several = [one for one in every if len(tricks_on(one)) > 1]
+    return Random(seed).sample(several, min(MOST_DRAWN, len(several)))  # noqa: S311 - no secret
+
+
+def held_against_rehearsals(
+    job: str,
+    path: Path,
+    max_gpus: int,
+    chosen: Callable[[Iterable[Variant]], list[Variant]] = pairs,
+) -> list[Held]:
+    """The ways that are chosen, by default every pair of tricks, of all that a search compares."""
 
     def ask(rehearser: Rehearser) -> list[Held]:
         rehearsed = first_look(rehearser)
         options = PlanOptions(max_gpus=max_gpus, allow=frozenset(NAMES))
-        wanted = pairs(variants(choices_of(rehearsed, options, CAPABILITY, 2)))
+        wanted = chosen(variants(choices_of(rehearsed, options, CAPABILITY, 2)))
         plain = [replace(one, optimizer_in_backward=False) for one in wanted]
         complete(rehearsed, rehearser, [*wanted, *plain], lambda _: None)
         ways = Combinations(
@@ -146,12 +159,17 @@ def held_against_rehearsals(job: str, path: Path, max_gpus: int) -> list[Held]:
             model=find("a100-80gb").model,
         )
         return [
-            _held(one, ways, footprint_of_one(rehearser.trace(one)))
+            _held(one, ways, footprint_of_one(rehearser.trace(_with_few_steps(one))))
             for one in wanted
             if ways.knows(one)
         ]
 
     return with_rehearser((path, job), CAPABILITY, ask)
+
+
+def _with_few_steps(variant: Variant) -> Variant:
+    """All micro-steps from the second on request the same."""
+    return replace(variant, accumulation=min(variant.accumulation, 2))
 
 
 def _held(variant: Variant, ways: Combinations, own: Footprint) -> Held:
@@ -198,7 +216,9 @@ def assert_there_are(found: Sequence[Held], *wanted: tuple[str, str]) -> None:
 
 
 def test_every_pair_of_tricks_takes_what_a_rehearsal_of_it_says(tmp_path: Path) -> None:
-    found = held_against_rehearsals("cnn_job", tmp_path / "jobs.py", max_gpus=1)
+    path = tmp_path / "jobs.py"
+    path.write_text(JOBS)
+    found = held_against_rehearsals("cnn_job", path, max_gpus=1)
     assert_there_are(
         found,
         ("optimizer-in-backward", "8-bit-optimizer"),
@@ -222,7 +242,9 @@ def test_every_pair_of_tricks_takes_what_a_rehearsal_of_it_says(tmp_path: Path) 
 def test_every_pair_of_tricks_of_any_model_and_of_two_gpus_takes_what_a_rehearsal_says(
     job: str, tmp_path: Path
 ) -> None:
-    found = held_against_rehearsals(job, tmp_path / "jobs.py", max_gpus=2)
+    path = tmp_path / "jobs.py"
+    path.write_text(JOBS)
+    found = held_against_rehearsals(job, path, max_gpus=2)
     assert_there_are(found, ("ddp", "bf16"), ("ddp", "zero-offload"), ("fsdp", "bf16"))
     assert_there_are(found, ("fsdp", "offload-optimizer"))
     if job != "clipped_job":
@@ -234,4 +256,27 @@ def test_every_pair_of_tricks_of_any_model_and_of_two_gpus_takes_what_a_rehearsa
         assert_there_are(found, ("lora", "bf16"), ("muon", "chunked-loss"), ("muon", "bf16"))
     if job == "cnn_job":
         assert_there_are(found, ("channels-last", "bf16"), ("channels-last", "checkpointing"))
+    assert_all_equal(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", OTHER_MODELS)
+def test_any_tricks_of_a_model_of_another_kind_take_what_a_rehearsal_of_them_says(
+    model: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "jobs.py"
+    path.write_text(
+        f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from dataclasses import replace
+from rehearsing.zoo import TORCH_MODELS
+from rehearsing.zoo.hugging_face import more_transformers_models, transformers_models
+
+models = TORCH_MODELS | dict(transformers_models()) | dict(more_transformers_models())
+job = replace(models[{model!r}].workload(), batch_size=16)
+"""
+    )
+    found = held_against_rehearsals("job", path, 2, lambda every: drawn(every, model))
+    assert len(found) > MOST_DRAWN // 2
     assert_all_equal(found)

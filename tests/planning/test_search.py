@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -259,11 +260,11 @@ def test_an_unknown_time_is_slower_than_a_known_one_and_not_than_another() -> No
     assert not is_slower(unknown, unknown)
 
 
-def test_among_equally_fast_plans_recomputing_comes_before_traffic_over_the_bus() -> None:
+@pytest.mark.parametrize("trick", ["offload_activations", "offload_optimizer", "zero_offload"])
+def test_among_equally_fast_plans_recomputing_comes_before_traffic_over_the_bus(trick: str) -> None:
     recomputed = candidate(1.05, num_tricks=3)
-    offloaded = replace(
-        candidate(1.0), variant=Variant(micro_batch=8, offload_activations=True), host_bytes=9
-    )
+    variant = replace(Variant(micro_batch=8), **{trick: True})  # type: ignore[arg-type]
+    offloaded = replace(candidate(1.0), variant=variant, host_bytes=9)
     assert find_best([offloaded, recomputed], fits, 200) is recomputed
 
 

@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oomph.predicting.allocator_settings import AllocatorSettings
+from oomph.predicting.convolutions import Rules, WorkspaceRule
+from oomph.predicting.demand import Replays, demand_of
 from oomph.predicting.overhead import NOTHING, Interval, exactly
-from oomph.predicting.prediction import Card, assemble, doubt_on, room_for_figures
+from oomph.predicting.prediction import (
+    Card,
+    assemble,
+    assemble_demand,
+    doubt_on,
+    room_for_figures,
+)
+from oomph.predicting.replay import Replayed
 from oomph.predicting.residuals import KINDS, Kind, width_of
 from oomph.predicting.speed import StepTime
 from oomph.records.prediction import Prediction
@@ -86,6 +96,27 @@ def test_outputs_that_are_kept_already_are_no_unknown() -> None:
     phases: list[tuple[int, Phase]] = [(0, "forward"), (3, "forward")]
     trace = returning(phases, [GIB, GIB, GIB, GIB], [1, 2, -1, 3, 4, -2, -3])
     assert not [unknown for unknown in predicted(trace).unknowns if "outputs" in unknown.what]
+
+
+ENOUGH = Replayed(peak_allocated_bytes=GIB, peak_reserved_bytes=GIB, num_retries=0)
+
+
+@pytest.mark.parametrize(("runs_out", "verdict"), [(False, "yes"), (True, "uncertain")])
+def test_certain_is_what_fits_with_kept_outputs_and_with_every_workspace_at_once(
+    runs_out: bool, verdict: str
+) -> None:
+    likely, other = WorkspaceRule(), WorkspaceRule(transforms_tiles=True)
+
+    def kept(rule: WorkspaceRule, limit_bytes: int | None) -> Replayed:
+        is_over = runs_out and rule is other and limit_bytes is not None
+        return replace(ENOUGH, ran_out_at=0 if is_over else None)
+
+    rules = Rules((likely,), (likely, other))
+    plain = demand_of(convolved(), AllocatorSettings())
+    alone = replace(plain.replays, under=lambda *_: ENOUGH, rules=rules)
+    demand = replace(plain, replays=alone, with_outputs=Replays(kept, rules))
+    found = assemble_demand(demand, VARIANT, card(16 * GIB), kind="other model")
+    assert found.fits == verdict
 
 
 @pytest.mark.parametrize(

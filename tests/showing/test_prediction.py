@@ -38,6 +38,15 @@ def test_the_verdict_stands_first(
     assert said in first
 
 
+def test_a_bar_that_ends_beyond_the_gpu_is_explained_where_it_fits_all_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    beyond = replace(FITTING, high_bytes=FITTING.capacity_bytes + 1)
+    assert "torch then frees its cache, and the step still fits" in shown(beyond, capsys)
+    assert "frees its cache" not in shown(replace(beyond, fits="uncertain"), capsys)
+    assert "frees its cache" not in shown(FITTING, capsys)
+
+
 def test_every_unknown_is_named_with_what_would_settle_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

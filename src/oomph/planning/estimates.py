@@ -43,7 +43,7 @@ from oomph.predicting.prediction import (
     room_for_figures,
     unseen_bytes,
 )
-from oomph.predicting.rates import MatmulPrecision
+from oomph.predicting.rates import MatmulPrecision, assumptions
 from oomph.predicting.reductions import sized_on
 from oomph.predicting.replay import Replayed, replay_requests
 from oomph.predicting.residuals import Kind
@@ -266,7 +266,12 @@ class Estimates:
             host_bytes=host_bytes,
             bus_bytes=bus_bytes(work, variant.accumulation),
             time=step_time(work, variant, self._ready.model),
-            notes=(*self.rehearsed.notes, *self._ready.notes),
+            step_from=self._ready.step_from,
+            notes=(
+                *self.rehearsed.notes,
+                *self._ready.notes,
+                *assumptions(variant, self._ready.model),
+            ),
             doubt=self.rehearsed.doubt or doubt_on(self.card, (op.name for op in work.kernels)),
         )
         if is_exact:

@@ -124,6 +124,7 @@ class _Offers:
             optimizer_in_backward=False,
             offload_activations=False,
             offload_optimizer=False,
+            zero_offload=False,
             expandable_segments=False,
         )
         is_other_batch = name == BATCH_SIZE

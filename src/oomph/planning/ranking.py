@@ -58,7 +58,9 @@ class Candidate:
     @property
     def is_over_bus(self) -> bool:
         """Return whether its time depends on the bus between GPU and host."""
-        return self.variant.offload_activations or self.variant.offload_optimizer
+        variant = self.variant
+        of_optimizer = variant.offload_optimizer or variant.zero_offload
+        return of_optimizer or variant.offload_activations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,11 +64,11 @@ def as_plans(
         shortfall=_shortfall(estimates, found) if best is None else None,
         offers=offers,
         caveats=(
+            *estimates.as_is.notes,
             *(_of_precision(best, options.checked, estimates) if best else ()),
             *(caveats(best, found.choices, possible, seconds) if best else ()),
             *(_of_host(best, estimates.limit_host_bytes) if best else ()),
             *(_of_gradients(best, estimates) if best else ()),
-            *estimates.rehearsed.notes,
         ),
         largest_micro_batch=_largest_as_is(estimates),
         num_candidates=found.num_candidates,
@@ -230,7 +230,7 @@ def _of_accumulation(
     here, at_once = seconds(variant), seconds(whole)
     if here is None or at_once is None:
         return None
-    cost = f"accumulation makes a step about {_slower(here / at_once)}"
+    cost = f"accumulation makes a step {_slower(here / at_once)}"
     if possible.batch_norm_names:
         layers = len(possible.batch_norm_names)
         return f"{cost}; {layers} BatchNorm layers see {variant.micro_batch} examples at a time"
@@ -245,7 +245,7 @@ def _of_recomputation(variant: Variant, seconds: Seconds) -> str | None:
     here, kept = seconds(variant), seconds(replace(variant, checkpointing="none"))
     if here is None or kept is None:
         return None
-    return f"recomputation makes a step about {_slower(here / kept)} at this micro-batch"
+    return f"recomputation makes a step {_slower(here / kept)} at this micro-batch"
 
 
 def _of_host(best: Plan, limit_bytes: int | None) -> list[str]:
@@ -290,7 +290,8 @@ def _of_loading(rate: float | None) -> str | None:
 
 
 def _slower(ratio: float) -> str:
-    return f"{format_ratio(max(ratio - 1, 0))} slower"
+    more = format_ratio(max(ratio - 1, 0))
+    return "hardly slower" if more == "0%" else f"about {more} slower"
 
 
 # ---- what was not compared -----------------------------------------------------------------------

@@ -176,8 +176,12 @@ def _verdict(demand: Demand, usable: Interval, outside: Interval, unseen_bytes: 
     if not demand.replays.any_fits(usable.high_bytes - outside.low_bytes):
         return "no"
     worst = usable.low_bytes - outside.high_bytes - unseen_bytes
-    # The check with outputs comes first: it is one replay at most, and rarely needs less memory.
-    fits = demand.with_outputs.likely_fits(worst) and demand.replays.all_fit(worst)
+    # The check that fails most often comes first: it is one replay at most.
+    fits = (
+        demand.with_outputs.likely_fits(worst)
+        and demand.replays.all_fit(worst)
+        and demand.with_outputs.all_fit(worst)  # outputs and workspaces leave holes together
+    )
     return "yes" if fits else "uncertain"
 
 

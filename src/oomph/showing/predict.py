@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from oomph.records.prediction import Prediction
@@ -40,13 +40,8 @@ def print_prediction(
     if prediction.doubt:
         print_prose(console, f"Do not trust this: {prediction.doubt}", "bold red")
     print_prose(console, _figures(prediction))
-    if prediction.outputs_bytes:
-        more = format_bytes(prediction.outputs_bytes)
-        print_prose(
-            console,
-            f"Your loop needs {more} more if it keeps `outputs` until the next step;"
-            " --keeps outputs includes it.",
-        )
+    for said in _about_figures(prediction):
+        print_prose(console, said)
     _print_parts(console, prediction)
     print_prose(console, _moment(prediction))
     if prediction.host_bytes:
@@ -127,6 +122,18 @@ def _figures(prediction: Prediction) -> str:
         f" torch reserves {format_bytes(prediction.reserved_bytes)}, allocates"
         f" {format_bytes(prediction.allocated_bytes)}"
     )
+
+
+def _about_figures(prediction: Prediction) -> Iterator[str]:
+    """Yield what the figures alone would leave to be misread."""
+    if prediction.fits == "yes" and prediction.high_bytes > prediction.capacity_bytes:
+        yield "At worst it fills the GPU: torch then frees its cache, and the step still fits."
+    if prediction.outputs_bytes:
+        more = format_bytes(prediction.outputs_bytes)
+        yield (
+            f"Your loop needs {more} more if it keeps `outputs` until the next step;"
+            " --keeps outputs includes it."
+        )
 
 
 def _print_parts(console: Console, prediction: Prediction) -> None:
