@@ -82,7 +82,12 @@ def live_view() -> str:
 
 def prediction() -> str:
     example, options = "examples/small_gpt.py", "--gpu rtx4090 --micro-batch 8 --precision bf16"
-    printed = oomph("predict", f"{ROOT / example}:workload", *options.split())
+    before = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        printed = oomph("predict", f"{example}:workload", *options.split())
+    finally:
+        os.chdir(before)
     return as_console(f"oomph predict {example}:workload {options}", printed)
 
 

@@ -31,6 +31,7 @@ from oomph.showing.terminal import (
     glyphs_for,
     lines,
     new_console,
+    print_command,
     print_line,
     print_prose,
     print_table,
@@ -82,7 +83,7 @@ def print_plans(plans: Plans, *, explains: bool = False, then: Sequence[str] = (
 
         print_seen(console, plans.seen)
     for command in then:
-        print_prose(console, f"next: {command}", "bold")
+        print_command(console, command)
 
 
 def _print_as_is(console: Console, plans: Plans) -> None:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from oomph.records.prediction import Prediction
 from oomph.records.workload import Variant
-from oomph.showing.terminal import glyphs_for, new_console, print_line, print_prose
+from oomph.showing.terminal import (
+    glyphs_for,
+    new_console,
+    print_command,
+    print_line,
+    print_prose,
+)
 from oomph.units import format_bytes, format_rate, format_ratio
 
 if TYPE_CHECKING:
@@ -64,7 +70,7 @@ def print_prediction(
 
         print_seen(console, prediction.seen)
     if then is not None:
-        print_prose(console, f"next: {then}", "bold")
+        print_command(console, then)
 
 
 def _print_unknowns(console: Console, prediction: Prediction) -> None:

@@ -84,6 +84,13 @@ def print_prose(console: Console, prose: str, style: str = "", indent: int = 0) 
     console.print(Padding(Text(printable(prose), style=style), (0, 0, 0, indent), expand=False))
 
 
+def print_command(console: Console, command: str) -> None:
+    """Print what to type next, in one line of any length: it is there to be copied."""
+    from rich.text import Text
+
+    console.print(Text(printable(f"next: {command}"), style="bold"), soft_wrap=True)
+
+
 # ---- styled text that fits the terminal ----------------------------------------------------------
 # A terminal counts cells: a CJK character or an emoji takes two, a combining accent none.
 
