@@ -40,6 +40,7 @@ workload = oomph.Workload(
 # What would make it fit without a change of training.
 EXACT = (
     "offload-optimizer",
+    "zero-offload",
     "offload-activations",
     "optimizer-in-backward",
     "8-bit-optimizer",
