@@ -20,6 +20,7 @@ from oomph.planning.rehearsals import footprint_of_one
 from oomph.predicting.footprint import Footprint
 from oomph.records.workload import Variant
 from oomph.rehearsing.child import in_a_child
+from oomph.tricks.definition import Severity
 from oomph.units import GIB
 
 AS_GIVEN = Variant(micro_batch=2)
@@ -33,6 +34,8 @@ VARIANTS = (
     replace(FSDP, sharding="ddp", optimizer="8-bit"),
     replace(AS_GIVEN, offload_optimizer=True),
     replace(AS_GIVEN, optimizer_in_backward=True),
+    replace(AS_GIVEN, precision="bf16", zero_offload=True),
+    replace(AS_GIVEN, precision="fp16", zero_offload=True),
 )
 ONE = Variant(micro_batch=1, accumulation=2, sharding="fsdp", num_gpus=2)
 SHARED = tuple(replace(ONE, num_gpus=number) for number in (2, 4, 16))
@@ -149,3 +152,22 @@ def test_tensor_parallelism_is_named_only_where_sharding_cannot_help() -> None:
     assert "No more than 4 GPUs can share a batch of 4 examples" in too_few
     assert sharing_limit([TWO], 4, bytes_of, 11 * GIB) is None  # 4 GPUs were not compared
     assert sharing_limit([], 1, bytes_of, 11 * GIB) is None
+
+
+def test_offload_of_the_shards_comes_after_more_gpus_and_before_a_change_of_training() -> None:
+    on_host = replace(FSDP, offload_optimizer=True)
+    more = replace(FSDP, num_gpus=8)
+    low = replace(FSDP, precision="pure-bf16", num_gpus=8)
+
+    def kept(*pairs: tuple[Variant, Variant]) -> list[Variant]:
+        found, _ = without_hopeless(
+            pairs,
+            MODEL,
+            40 * GIB,
+            lambda one: (Severity.NUMBERS,) if one.precision == "pure-bf16" else (),
+        )
+        return found
+
+    of_host = ((FSDP, FSDP), (on_host, FSDP))
+    assert kept(*of_host, (more, more)) == [more]
+    assert kept(*of_host, (low, low)) == [FSDP, on_host, low]

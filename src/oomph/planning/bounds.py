@@ -15,7 +15,14 @@ from oomph.predicting.combinations import parts_of
 from oomph.predicting.footprint import CATEGORIES, PHASES, Footprint
 from oomph.records.plan import Rejected
 from oomph.records.trace import Category
-from oomph.records.workload import GPUS_PER_NODE, Variant, divides_parameters, grid_of
+from oomph.records.workload import (
+    GPUS_PER_NODE,
+    Variant,
+    divides_parameters,
+    grid_of,
+    holds_parameters_on_host,
+)
+from oomph.tricks.definition import Severity
 from oomph.units import format_bytes
 
 if TYPE_CHECKING:
@@ -44,15 +51,16 @@ def least_bytes(variant: Variant, as_given: Held) -> int:
     """Return what each GPU holds at least before the optimizer's step; 0 if unknown.
 
     Rank 0 has the largest shard of each parameter. Autocast keeps parameters and gradients as they
-    are.
+    are; ZeRO-Offload has the parameters in 16 bits.
     """
     if _has_other_parameters(variant):
         return 0
     held = as_given.parameter_bytes
-    if not (variant.optimizer_in_backward or variant.offload_optimizer):
+    if not (variant.optimizer_in_backward or variant.offload_optimizer or variant.zero_offload):
         held += as_given.gradient_bytes
     _, shards = grid_of(variant)
-    return held // (2 * shards if variant.precision == "pure-bf16" else shards)
+    is_low = variant.precision == "pure-bf16" or variant.zero_offload
+    return held // (2 * shards if is_low else shards)
 
 
 def _has_other_parameters(variant: Variant) -> bool:
@@ -68,6 +76,7 @@ def _has_other_parameters(variant: Variant) -> bool:
         channels_last=False,
         offload_activations=False,
         offload_optimizer=False,
+        zero_offload=False,
         sharding="none",
         num_gpus=1,
         gpus_per_node=GPUS_PER_NODE,
@@ -94,16 +103,25 @@ def _live_bytes(footprint: Footprint, category: Category, micro_batch: int) -> N
 
 
 def without_hopeless(
-    pairs: Sequence[tuple[Variant, Variant]], as_given: Held, limit_bytes: int
+    pairs: Sequence[tuple[Variant, Variant]],
+    as_given: Held,
+    limit_bytes: int,
+    changes_in: Callable[[Variant], tuple[Severity, ...]] = lambda _: (),
 ) -> tuple[list[Variant], tuple[Rejected, ...]]:
     """Return the variants to compare, and why others on several GPUs are not.
 
     `pairs` are each variant and the one without its tricks that only save memory: both are
     compared or none. If every sharded variant is hopeless, all are compared, to show how much is
-    missing, and with FSDP's offload of the shards to the host. More GPUs come before that: it takes
-    several times as long, and terabytes of memory for the models that are too large here.
+    missing. FSDP's offload of the shards to the host always has hope, but takes several times as
+    long, and terabytes of memory for the models that are too large here: more GPUs come before it,
+    changes to training do not.
     """
-    hopeful = {usual for one, usual in pairs if least_bytes(one, as_given) <= limit_bytes}
+    small = {pair for pair in pairs if least_bytes(pair[0], as_given) <= limit_bytes}
+    mildest = min((changes_in(one) for one, _ in small), default=())
+    hopeful = {usual for _, usual in small}
+    hopeful |= {
+        usual for one, usual in pairs if holds_parameters_on_host(one) and changes_in(one) < mildest
+    }
     if not any(divides_parameters(usual) for usual in hopeful):
         return [one for one, _ in pairs], ()
     kept: list[Variant] = []

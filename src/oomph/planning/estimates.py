@@ -55,6 +55,7 @@ from oomph.records.prediction import Prediction, Verdict
 from oomph.records.trace import Op, Trace
 from oomph.records.workload import Variant
 from oomph.sensing.target import Target
+from oomph.tricks.definition import Severity
 
 # Allocator events to replay while looking for the largest micro-batch. Judgement: they take about
 # 0.03 s of CPU per plan.
@@ -117,13 +118,16 @@ class Estimates:
     # ---- from rehearsals of its parts ------------------------------------------------------------
 
     def without_hopeless(
-        self, pairs: Sequence[tuple[Variant, Variant]]
+        self,
+        pairs: Sequence[tuple[Variant, Variant]],
+        changes_in: Callable[[Variant], tuple[Severity, ...]],
     ) -> tuple[list[Variant], tuple[Rejected, ...]]:
         """Return the variants to compare, and why others cannot fit (see `bounds.py`)."""
         own = self.as_is.variant
         footprint, _ = self._footprint(own, is_exact=True)
         limit_bytes = self.card.usable.high_bytes - self.outside.low_bytes
-        return without_hopeless(pairs, held_by(footprint, own.micro_batch), limit_bytes)
+        held = held_by(footprint, own.micro_batch)
+        return without_hopeless(pairs, held, limit_bytes, changes_in)
 
     def sharing_limit(self, compared: Sequence[Variant], batch_size: int) -> str | None:
         """Return why FSDP on more GPUs is no help where nothing fits (see `bounds.py`)."""

@@ -98,7 +98,9 @@ class Search:
     def _with_micro_batches_from(self, least: int) -> Found:
         choices = choices_of(self.rehearsed, self.options, self._capability, least)
         pairs = [(variant, _usual(variant)) for variant in variants(choices)]
-        every, hopeless = self.estimates.without_hopeless(pairs)
+        every, hopeless = self.estimates.without_hopeless(
+            pairs, lambda variant: changes_in(variant, choices)
+        )
         usual = [variant for variant in every if variant == _usual(variant)]
         lines = self.estimates.lines
         lines.complete(usual)
