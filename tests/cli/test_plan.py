@@ -510,9 +510,9 @@ def test_the_last_line_is_what_to_do_with_the_plan(
     told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
-    last = told(*TIGHT).splitlines()[-1]
+    last = told(*TIGHT, "--allow", "lora", "--prefer", "memory").splitlines()[-1]
     assert last.startswith("next: oomph plan ")
-    assert "-o plan.json" in last
+    assert "--allow lora --prefer memory -o plan.json" in last  # the plan that is shown
     last = told(*TIGHT, "-o", str(tmp_path / "plan.json")).splitlines()[-1]
     assert f"oomph.load_plan('{tmp_path / 'plan.json'}')" in last
 

@@ -82,7 +82,7 @@ def _run(arguments: Sequence[str]) -> int:
     parser = _new_parser(arguments[:1])
     arguments, of_script = _split(arguments)
     options, unknown = parser.parse_known_args(arguments)
-    options.of_script = of_script
+    options.of_script, options.given = of_script, arguments
     if of_script and not getattr(options, "takes_script", False):
         unknown = [*unknown, "--", *of_script]
     if unknown:

@@ -119,6 +119,14 @@ def what_to_train(
     return Script(path=script, module=module, arguments=tuple(options.of_script), directory=here)
 
 
+def with_more(options: argparse.Namespace, *words: str) -> str:
+    """Return this very command line with more words, before the script's own arguments."""
+    import shlex
+
+    of_script = ["--", *options.of_script] if options.of_script else []
+    return shlex.join(["oomph", *options.given, *words, *of_script])
+
+
 def asked_again(options: argparse.Namespace, command: str) -> str:
     """Return the command line that asks another command of the same training and GPU."""
     import shlex

@@ -9,10 +9,10 @@ from oomph.cli.arguments import (
     add_keeps,
     add_lora,
     add_workload_and_gpu,
-    asked_again,
     positive,
     print_json,
     what_to_train,
+    with_more,
 )
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
 
@@ -259,11 +259,10 @@ def _next(plans: Plans, options: argparse.Namespace, trained: str | Script) -> l
         stepper = f"oomph.Stepper(model, optimizer, loss, plan=oomph.load_plan({options.o!r}))"
         return [f"{stepper}  # in your training loop"]
     if isinstance(trained, str):
-        return [f"{asked_again(options, 'plan')} -o plan.json  # to train with oomph.Stepper"]
+        return [f"{with_more(options, '-o', 'plan.json')}  # to train with oomph.Stepper"]
     if options.diff:
         return []
-    asked, dashes, arguments = asked_again(options, "plan").partition(" -- ")
-    return [f"{asked} --diff{dashes}{arguments}  # what to change in your script"]
+    return [f"{with_more(options, '--diff')}  # what to change in your script"]
 
 
 def _exit_code(plans: Plans) -> int:
