@@ -60,7 +60,8 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
 @st.composite
 def _variants(draw: st.DrawFn) -> Variant:
     num_gpus = draw(st.sampled_from([1, 2, 4, 8]))
-    sharding = draw(st.sampled_from(["ddp", "fsdp", "hybrid"])) if num_gpus > 1 else "none"
+    kinds = ["ddp", "fsdp", "hybrid"] if num_gpus > 2 else ["ddp", "fsdp"]  # hybrid needs groups
+    sharding = draw(st.sampled_from(kinds)) if num_gpus > 1 else "none"
     adapters = draw(st.sampled_from(["none", "lora", "qlora"]))
     is_quantised = adapters == "qlora"
     precisions = ["bf16", "pure-bf16"] if is_quantised else typing.get_args(Precision)

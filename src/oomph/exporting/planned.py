@@ -32,7 +32,7 @@ from oomph.exporting.settings import (
 )
 from oomph.records.plan import Plan
 from oomph.records.stored import as_json, from_json_file, no_record
-from oomph.records.workload import OPTIMIZERS, Variant, check_checkpointing
+from oomph.records.workload import OPTIMIZERS, Variant, check_checkpointing, check_sharding
 from oomph.store import write_whole
 from oomph.tricks.trick import contradiction_in
 
@@ -173,5 +173,6 @@ def check_variant(variant: Variant) -> None:
     counts = variant.micro_batch, variant.accumulation, variant.num_gpus, variant.gpus_per_node
     if min(counts) < 1:
         raise UsageError("micro-batch, accumulation and numbers of GPUs must be at least 1")
+    check_sharding(variant.sharding, variant.num_gpus)
     if error := contradiction_in(variant, clips_gradients=False):
         raise error
