@@ -173,6 +173,6 @@ def check_variant(variant: Variant) -> None:
     counts = variant.micro_batch, variant.accumulation, variant.num_gpus, variant.gpus_per_node
     if min(counts) < 1:
         raise UsageError("micro-batch, accumulation and numbers of GPUs must be at least 1")
-    check_sharding(variant.sharding, variant.num_gpus)
+    check_sharding(variant.sharding, variant.num_gpus, variant.gpus_per_node)
     if error := contradiction_in(variant, clips_gradients=False):
         raise error
