@@ -172,7 +172,8 @@ def test_what_fits_only_without_what_torch_caches_is_not_said_to_leave_room(
 
 def test_a_narrow_terminal_cuts_no_line_in_two(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    lines = told(*TIGHT).splitlines()
+    *lines, command = told(*TIGHT).splitlines()
+    assert command.startswith("next: oomph plan ")  # whole, to be copied
     assert any(line.startswith("->") for line in lines)
     long = [line for line in lines if len(line) > 40 and " " in line.strip()]
     assert long == []
