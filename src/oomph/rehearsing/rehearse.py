@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from oomph.errors import UsageError
 from oomph.pretending import autocast, branches, cuda, ranks, streams, tensors
@@ -174,6 +175,7 @@ class _Rehearsal:
         self.example_elements: int | None = None
         self.phase_starts: list[tuple[int, Phase]] = []
         self.buckets: Buckets | None = None
+        self.hooks: list[RemovableHandle] = []
 
     def run(self) -> Trace:
         recorder, variant = self.recorder, self.variant
@@ -191,13 +193,13 @@ class _Rehearsal:
         if variant.sharding == "ddp":
             self.buckets = Buckets(parameters, variant.num_gpus, recorder)
         for parameter in parameters:  # before an optimizer that consumes gradients
-            parameter.register_post_accumulate_grad_hook(self._note_gradient)
+            self.hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))
         self.optimizer = put_on_optimizer(self.workload.optimizer, parameters, variant)
         _check_optimizer(self.optimizer)
         if divides_parameters(variant) and not holds_parameters_on_host(variant):
             step_on_local_parts(self.optimizer)
         self.scaler = scaler_on_host("cuda") if variant.precision == "fp16" else None
-        self.model.register_forward_hook(self._note_outputs)
+        self.hooks.append(self.model.register_forward_hook(self._note_outputs))
         step_starts: list[int] = []
         with ModuleStack() as stack:
             stack.know(self.model)
@@ -220,7 +222,9 @@ class _Rehearsal:
         return replace(trace, example_elements=self.example_elements)
 
     def end(self) -> None:
-        """Let go of everything that the loop holds."""
+        """Let go of everything that the loop holds. Its model may be rehearsed again."""
+        for hook in self.hooks:
+            hook.remove()
         if self.buckets:
             vars(self.buckets).clear()
         vars(self).clear()
