@@ -161,6 +161,15 @@ def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
     assert not model[0].weight.grad.any()
 
 
+def test_gradients_that_are_views_of_ddps_buckets_are_zeroed() -> None:
+    model = torch.nn.Linear(2, 2, bias=False)
+    optimizer = make_on_host(torch.optim.SGD, model.parameters())
+    bucket = torch.ones(4)
+    model.weight.grad = bucket.view_as(model.weight)
+    optimizer.zero_grad(set_to_none=False)
+    assert not bucket.any()
+
+
 def test_what_cannot_be_offloaded_says_why() -> None:
     with pytest.raises(UsageError, match="cannot be offloaded"):
         make_on_host(torch.optim.SGD, [{"params": [torch.ones(1, requires_grad=True)]}])

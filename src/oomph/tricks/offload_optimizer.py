@@ -234,8 +234,10 @@ class OnHost:
                 pair.there.grad = None
                 if set_to_none:
                     pair.here.grad = None
-                elif pair.here.grad is not None:
-                    pair.here.grad.detach_().zero_()
+                elif (gradient := pair.here.grad) is not None:
+                    if gradient.grad_fn is not None:  # DDP's are views, which cannot be detached
+                        gradient.detach_()
+                    gradient.requires_grad_(False).zero_()
 
         return zero_grad
 
