@@ -33,6 +33,17 @@ def as_console(command: str, output: str) -> str:
     return f"```console\n$ {command}\n{output.rstrip()}\n```"
 
 
+@contextlib.contextmanager
+def inside(directory: Path) -> Iterator[None]:
+    """Work in this directory, so that no path of this machine is printed."""
+    before = Path.cwd()
+    os.chdir(directory)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
 def oomph(*arguments: str) -> str:
     """What `oomph ARGUMENTS` prints on a terminal of 100 columns."""
     from oomph.cli import main
@@ -82,25 +93,17 @@ def live_view() -> str:
 
 def prediction() -> str:
     example, options = "examples/small_gpt.py", "--gpu rtx4090 --micro-batch 8 --precision bf16"
-    before = Path.cwd()
-    os.chdir(ROOT)
-    try:
+    with inside(ROOT):
         printed = oomph("predict", f"{example}:workload", *options.split())
-    finally:
-        os.chdir(before)
     return as_console(f"oomph predict {example}:workload {options}", printed)
 
 
 def zoo() -> str:
     """What `oomph verify --zoo` prints on the emulated GPU, for some models."""
     command = "verify --zoo --only mlp,cnn,unet,gpt --emulate 4GiB"
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory() as directory:
-        os.chdir(directory)  # it writes a file there
-        try:
-            printed = oomph(*command.split())
-        finally:
-            os.chdir(before)
+    # It writes a file there.
+    with tempfile.TemporaryDirectory() as directory, inside(Path(directory)):
+        printed = oomph(*command.split())
     return as_console(f"oomph {command}", printed)
 
 

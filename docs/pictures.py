@@ -11,11 +11,10 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from docs.generate import ROOT
+from docs.generate import ROOT, inside
 
 PICTURES = ROOT / "docs" / "pictures"
 TERMINAL, PAGE = PICTURES / "plan-terminal.svg", PICTURES / "plan-page.png"
@@ -45,7 +44,7 @@ def printed() -> str:
 
     output = io.StringIO()
     colours = {"COLUMNS": str(_COLUMNS), "FORCE_COLOR": "1", "TERM": "xterm-256color"}
-    with _in_root(), mock.patch.dict(os.environ, colours), contextlib.redirect_stdout(output):
+    with inside(ROOT), mock.patch.dict(os.environ, colours), contextlib.redirect_stdout(output):
         os.environ.pop("NO_COLOR", None)
         main(EXAMPLE.split())
     return output.getvalue()
@@ -63,7 +62,7 @@ def draw_page(path: Path) -> None:
     as_root = ["--no-sandbox"] if os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
         page_file = Path(directory) / "plan.html"
-        with _in_root(), contextlib.redirect_stdout(io.StringIO()):
+        with inside(ROOT), contextlib.redirect_stdout(io.StringIO()):
             main([*EXAMPLE.split(), "--html", str(page_file)])
         browser = playwright.chromium.launch(executable_path=chromium, args=as_root)
         page = browser.new_page(viewport={"width": 1180, "height": 1040})
@@ -71,16 +70,6 @@ def draw_page(path: Path) -> None:
         page.wait_for_timeout(500)
         page.screenshot(path=str(path))
         browser.close()
-
-
-@contextlib.contextmanager
-def _in_root() -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(ROOT)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def main() -> None:
