@@ -61,7 +61,7 @@ docs: $(VENV)/.installed-dev ## are the docs true?
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
 rest: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(THREE_AT_ONCE) --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
+	$(BIN)/python -m pytest $(THREE_AT_ONCE) --reruns 1 --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
 
 docs-site: $(VENV)/.installed-site ## build the documentation into build/site, with search
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

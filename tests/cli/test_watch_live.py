@@ -272,7 +272,22 @@ def test_a_terminal_that_hangs_up_ends_it(machine: NvmlMachine) -> None:
         tty.until_text("t time span")
         master, tty.master = tty.master, os.open(os.devnull, os.O_RDWR)
         os.close(master)
-        assert tty.process.wait() != 0
+        assert tty.process.wait() == -signal.SIGHUP
+
+
+def test_a_terminal_that_is_gone_before_its_signal_comes_ends_it_the_same_way(
+    machine: NvmlMachine,
+) -> None:
+    """Which of the two a process notices first is chance, so here the signal never comes."""
+    code = (
+        "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP]);"
+        "os.execv(sys.executable, [sys.executable, '-m', 'oomph', 'watch'])"
+    )
+    with terminal(machine, command=[sys.executable, "-c", code]) as tty:
+        tty.until_text("t time span")
+        master, tty.master = tty.master, os.open(os.devnull, os.O_RDWR)
+        os.close(master)
+        assert tty.process.wait() == -signal.SIGHUP
 
 
 # ---- trouble -----------------------------------------------------------------------------------

@@ -101,6 +101,7 @@ def watch_live(
             _Live(screen, source, interval_s, colours, glyphs, View(filter=filter)).run()
     except Ended as ended:
         signal.signal(ended.number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {ended.number})
         os.kill(os.getpid(), ended.number)  # the terminal is restored: end by the signal
     finally:
         source.stop()
@@ -150,8 +151,7 @@ class _Live:
         while is_wanted:
             wait_s = self._take()
             self._draw()
-            keys = self._screen.wait(wait_s)
-            is_wanted = keys is not None and self._press(keys)
+            is_wanted = self._press(self._screen.wait(wait_s))
 
     def _take(self) -> float:
         """Take the next look if it is due; return when to check again."""

@@ -10,6 +10,7 @@ Limits: POSIX, on the main thread; the sequences are those of ECMA-48 and xterm.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -84,7 +85,8 @@ class Screen:
     def _enter(self) -> None:
         self._is_leaving = False
         if self._input is not None:
-            modes = termios.tcgetattr(self._input)
+            with _a_lost_terminal_hangs_up():
+                modes = termios.tcgetattr(self._input)
             if self._modes_before is None:
                 self._modes_before = [*modes[:6], list(modes[6])]
             # Read keys as they are pressed, without echo. Ctrl-C, Ctrl-Z and Ctrl-\ stay signals.
@@ -101,7 +103,7 @@ class Screen:
             return
         self._is_ours = False
         before, self._modes_before = self._modes_before, None
-        with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
+        with contextlib.suppress(OSError, termios.error, Ended):  # the terminal may be gone
             if before is not None and self._input is not None:
                 termios.tcsetattr(self._input, termios.TCSANOW, before)
             self._write(_LEAVE)
@@ -125,7 +127,8 @@ class Screen:
         while left:
             # Another process on this terminal may have made it non-blocking.
             select.select([], [self._output], [])
-            left = left[os.write(self._output, left) :]
+            with _a_lost_terminal_hangs_up():
+                left = left[os.write(self._output, left) :]
 
     # ---- waiting
 
@@ -134,8 +137,8 @@ class Screen:
         with contextlib.suppress(BlockingIOError):  # full: it is about to wake
             os.write(self._wake_write, b"\0")
 
-    def wait(self, timeout_s: float) -> bytes | None:
-        """Wait for keys, a `wake`, a signal or a timeout; return the keys. None: terminal gone."""
+    def wait(self, timeout_s: float) -> bytes:
+        """Wait for keys, a `wake`, a signal or a timeout; return the keys."""
         inputs = [self._wake_read] if self._input is None else [self._wake_read, self._input]
         ready, _, _ = select.select(inputs, [], [], timeout_s)
         if self._wake_read in ready:
@@ -147,10 +150,11 @@ class Screen:
             self._enter()
         if self._input not in ready or self._input is None:
             return b""
-        try:
-            return os.read(self._input, _MOST_KEY_BYTES) or None
-        except OSError:
-            return None
+        with _a_lost_terminal_hangs_up():
+            keys = os.read(self._input, _MOST_KEY_BYTES)
+        if not keys:  # as a lost terminal reads, too
+            raise Ended(signal.SIGHUP)
+        return keys
 
     def _stop(self) -> None:
         """Handle Ctrl-Z: restore the terminal, stop, and take the terminal again on SIGCONT."""
@@ -194,6 +198,17 @@ class Screen:
 
     def _repaint(self, _number: int, _frame: FrameType | None) -> None:
         self._shown = []
+
+
+@contextlib.contextmanager
+def _a_lost_terminal_hangs_up() -> Iterator[None]:
+    """End as by SIGHUP where the terminal turns out to be gone: its signal may come later."""
+    try:
+        yield
+    except (OSError, termios.error) as error:
+        if error.args[0] == errno.EIO:
+            raise Ended(signal.SIGHUP) from error
+        raise
 
 
 def _terminal_input() -> int | None:
