@@ -6,6 +6,8 @@ import argparse
 import sys
 
 from oomph.cli.arguments import (
+    add_budget,
+    add_cluster,
     add_keeps,
     add_lora,
     add_workload_and_gpu,
@@ -21,11 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from oomph.records.bill import Budget
     from oomph.records.check import Checks
-    from oomph.records.plan import Plans
+    from oomph.records.plan import Plan, Plans
     from oomph.records.script import Script, ScriptChanges
 
-EXPORTS = ("hf", "lightning", "accelerate", "deepspeed", "torchrun", "slurm", "sge", "code")
+EXPORTS = (
+    *("hf", "lightning", "accelerate", "deepspeed", "torchtitan", "megatron"),
+    *("torchrun", "slurm", "sge", "code"),
+)
 
 DESCRIPTION = """\
 Find the training settings that fit on a GPU: micro-batch, precision, checkpointing,
@@ -50,15 +56,20 @@ exit codes: 0 a plan fits; 1 none does; 2 a wrong flag, or an error in your code
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload_and_gpu(parser)
     parser.add_argument(
-        "--max-gpus", type=positive, default=1, metavar="N", help="use up to N GPUs (default: 1)"
+        "--max-gpus", type=positive, metavar="N", help="use up to N GPUs (default: 1)"
     )
     parser.add_argument(
-        "--gpus-per-node",
-        type=positive,
-        default=8,
-        metavar="N",
-        help="GPUs of one machine; more are several machines (default: 8)",
+        "--nodes", type=positive, metavar="N", help="use up to N machines: N x --gpus-per-node GPUs"
     )
+    add_cluster(parser)
+    parser.add_argument(
+        "--tensor-parallel",
+        type=positive,
+        metavar="N",
+        help="GPUs that share each layer of a transformer (default: as many as a machine has, where"
+        " nothing else fits; 1: never)",
+    )
+    add_budget(parser)
     parser.add_argument(
         "--batch-size",
         type=positive,
@@ -124,18 +135,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
+    from oomph.records.bill import budget_of
     from oomph.records.plan import PlanOptions
     from oomph.records.workload import check_lora
-    from oomph.verbs.plan import checked_tricks, export_of, plan_with_options, save_plan
+    from oomph.verbs.plan import checked_tricks, plan_with_options, save_plan
 
     trained = what_to_train(options)
+    budget = budget_of(options.tokens, options.price)
     _check_diff(options, trained)
     _check_files(options)
     checks, unchecked = _checks(options, trained)
     plan_options = PlanOptions(
         batch_size=options.batch_size,
-        max_gpus=options.max_gpus,
+        max_gpus=_most_gpus(options),
         gpus_per_node=options.gpus_per_node,
+        link=options.link,
+        tensor_parallel=options.tensor_parallel,
         allow=_names(options.allow),
         forbid=_names(options.forbid),
         prefer=options.prefer,
@@ -161,7 +176,7 @@ def run(options: argparse.Namespace) -> int:
     if unchecked:
         plans = replace(plans, caveats=(*plans.caveats, *unchecked))
     # First, so that an error in writing files does not lose the answer.
-    _print(plans, options, trained)
+    _print(plans, options, trained, budget)
     if plans.changes is not None and options.diff:
         _print_changes(plans.changes, options.of_script)
     if options.o and plans.best is not None:
@@ -169,7 +184,7 @@ def run(options: argparse.Namespace) -> int:
     if options.html:
         from oomph.showing.plan import write_plan_page
 
-        code = [export_of(plan, "code") for plan in plans]
+        code = [_code_of(plan) for plan in plans]
         write_plan_page(plans, plans.timelines, code, options.html)
     return _exit_code(plans)
 
@@ -198,6 +213,33 @@ def _checks(
         _say("")
     unsure = [(name, one) for name, one in checks if one.verdict not in ("passes", "fails")]
     return checks, [f"oomph check on {name}: {one.conclusion}" for name, one in unsure]
+
+
+def _most_gpus(options: argparse.Namespace) -> int:
+    """Return how many GPUs may be used. Raises UsageError."""
+    from oomph.errors import UsageError
+
+    if options.nodes is None:
+        return options.max_gpus or 1
+    most: int = options.nodes * options.gpus_per_node
+    if options.max_gpus not in (None, most):
+        raise UsageError(
+            f"--max-gpus {options.max_gpus} and --nodes {options.nodes} are not the same",
+            because=f"{options.nodes} machines of {options.gpus_per_node} GPUs have {most}",
+            attempt="one of the two",
+        )
+    return most
+
+
+def _code_of(plan: Plan) -> str:
+    """Return a plan as code; a comment for one that plain code cannot express."""
+    from oomph.errors import UsageError
+    from oomph.verbs.plan import export_of
+
+    try:
+        return export_of(plan, "code")
+    except UsageError as error:
+        return f"# {error.in_one_line()}\n"
 
 
 def _check_files(options: argparse.Namespace) -> None:
@@ -231,11 +273,13 @@ def _print_changes(changes: ScriptChanges, given: Sequence[str]) -> None:
     print_changes(changes, given)
 
 
-def _print(plans: Plans, options: argparse.Namespace, trained: str | Script) -> None:
+def _print(
+    plans: Plans, options: argparse.Namespace, trained: str | Script, budget: Budget | None
+) -> None:
     if options.json:
         from oomph.records.plan import as_answer
 
-        print_json(as_answer(plans))
+        print_json(as_answer(plans, budget))
     elif options.export:
         from oomph.verbs.plan import export_of
 
@@ -248,7 +292,7 @@ def _print(plans: Plans, options: argparse.Namespace, trained: str | Script) -> 
         from oomph.showing.plan import print_plans
 
         then = _next(plans, options, trained)
-        print_plans(plans, explains=options.explain, then=then)
+        print_plans(plans, explains=options.explain, then=then, budget=budget)
 
 
 def _next(plans: Plans, options: argparse.Namespace, trained: str | Script) -> list[str]:

@@ -24,6 +24,8 @@ def plan(
     gpu_memory: int | str | None = None,
     max_gpus: int = 1,
     gpus_per_node: int = 8,
+    link: str | None = None,
+    tensor_parallel: int | None = None,
     batch_size: int | None = None,
     allow: Sequence[str] = (),
     forbid: Sequence[str] = (),
@@ -40,19 +42,14 @@ def plan(
 ) -> Plans:
     """Return the training variants of a workload that fit on a GPU, best first, with their costs.
 
-    Every plan keeps your batch size: micro-batch x accumulation x GPUs stays the same. More than
-    `gpus_per_node` GPUs are several machines. A trick that
-    changes training is considered only if `allow` names it; `forbid` names tricks to leave out.
+    Every plan keeps your batch size. More than `gpus_per_node` GPUs are several machines, joined by
+    `link` ("infiniband-400"). `tensor_parallel` GPUs share each layer; by default only where
+    nothing else fits. A trick that changes training needs `allow`; `forbid` leaves tricks out.
     `target_memory` is the share of the GPU that may be used. `host_memory` limits what offload may
-    take of the host (default: what is free, for a GPU of this machine). `say` gets the progress.
-    `checks` is the result of oomph.check, or its file: what it proved about a trick replaces what
-    is assumed for models in general. `keeps="outputs"` plans for a loop that keeps what the model
-    returned until the next step, "nothing" for one that does not. `lora_rank` (16) and
-    `lora_targets` ("all-linear" or "attention") are those of adapters, where `allow` names them.
-
-    A script (its path, or a Script with its arguments) is rehearsed unchanged, in a sandbox;
-    `unprotected` runs it even if no sandbox is possible, `fresh` rehearses it again instead of
-    using earlier rehearsals.
+    take of the host (default: what is free, if it is this machine). `say` gets the progress.
+    `checks` is the result of oomph.check, or its file, which replaces what is assumed for models
+    in general. `keeps="outputs"`: the loop keeps what the model returned until the next step.
+    A script is rehearsed in a sandbox; `unprotected`: even without one, `fresh`: again.
     """
     from oomph.records.plan import PlanOptions
     from oomph.records.workload import check_keeps, check_lora
@@ -61,6 +58,8 @@ def plan(
         batch_size=batch_size,
         max_gpus=max_gpus,
         gpus_per_node=gpus_per_node,
+        link=link,
+        tensor_parallel=tensor_parallel,
         allow=frozenset(allow),
         forbid=frozenset(forbid),
         prefer=prefer,
@@ -99,7 +98,8 @@ def plan_with_options(
     from oomph.records.script import Script
     from oomph.sensing.target import find_target
 
-    target, tell = find_target(gpu, gpu_memory, host_memory), say or (lambda _: None)
+    target = find_target(gpu, gpu_memory, host_memory).joined_by(options.link)
+    tell = say or (lambda _: None)
     plans.check_options(options)
     trained = what_to_train(workload)
     if isinstance(trained, Script):
