@@ -104,7 +104,9 @@ class Search:
         The most of them leave each the least, so others are not rehearsed.
         """
         on_one_machine = min(self.options.gpus_per_node, self.options.max_gpus)
-        if "tensor-parallel" in (*self.rehearsed.possible.impossible, *self.options.forbid):
+        known = self.rehearsed
+        refused = (*known.possible.impossible, *known.refused, *self.options.forbid)
+        if "tensor-parallel" in refused:
             return 1
         return next((n for n in range(on_one_machine, 1, -1) if _is_power_of_two(n)), 1)
 
@@ -325,9 +327,7 @@ def check_options(options: PlanOptions) -> None:
             f"oomph cannot plan for {options.max_gpus} GPUs", attempt=f"1 to {_MOST_GPUS} GPUs"
         )
     check_gpus_per_node(options.gpus_per_node)
-    if options.tensor_parallel is not None:
-        on_one_machine = min(options.max_gpus, options.gpus_per_node)
-        check_sharding(None, on_one_machine, options.gpus_per_node, options.tensor_parallel)
+    _check_tensor_parallel(options)
     if not 0 < options.target_ratio <= 1:
         raise UsageError(
             f"a plan cannot fill {options.target_ratio:.0%} of a GPU", attempt="--target-memory 90%"
@@ -343,6 +343,20 @@ def check_options(options: PlanOptions) -> None:
         raise UsageError(
             f"{both[0]} is both allowed and forbidden", attempt="allowing or forbidding it"
         )
+
+
+def _check_tensor_parallel(options: PlanOptions) -> None:
+    """Raise UsageError unless so many GPUs of one machine may share each layer."""
+    apart, most = options.tensor_parallel, options.max_gpus
+    if apart is None:
+        return
+    if apart > most:
+        raise UsageError(
+            f"{apart} GPUs cannot share each layer",
+            because=f"only {most} may be used",
+            attempt=f"--max-gpus {apart}, or --nodes 1",
+        )
+    check_sharding(None, min(most, options.gpus_per_node), options.gpus_per_node, apart)
 
 
 def plan_workload(

@@ -119,7 +119,10 @@ def _in_words(variant: Variant, seen: Seen | None) -> str:
 
 def named_tricks(names: Iterable[str], variant: Variant) -> list[str]:
     """Return the tricks of a variant as a few words each, without the split of the batch."""
-    named = {"checkpointing": f"recompute {variant.checkpointing.removeprefix('blocks:')}"}
+    named = {
+        "checkpointing": f"recompute {variant.checkpointing.removeprefix('blocks:')}",
+        "tensor-parallel": f"tensor-parallel {variant.tensor_parallel}",
+    }
     return [named.get(name, name) for name in names if name != "accumulation"]
 
 
