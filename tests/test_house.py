@@ -70,7 +70,13 @@ ROOMS: dict[str, Room] = {
     "monitoring": Room(
         "a command or script -> its run directory", ("sensing", "explaining", "showing")
     ),
-    "serving": Room("the dashboard", ("sensing", "explaining", "showing", "monitoring")),
+    "serving": Room(
+        "the dashboard",
+        (
+            *("sensing", "explaining", "showing", "monitoring"),
+            *("sandbox", "rehearsing", "exporting", "planning"),  # "Will it fit?"
+        ),
+    ),
 }
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),

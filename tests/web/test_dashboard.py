@@ -166,7 +166,7 @@ def test_processes_are_listed_and_hostile_names_are_only_text(opened: Open) -> N
 
 
 @pytest.mark.parametrize(
-    "address", ["", "?runs", f"?run={RUN}", "?plans", "?plan=bert%20large.html"]
+    "address", ["", "?runs", f"?run={RUN}", "?plans", "?plan=bert%20large.html", "?fit"]
 )
 @pytest.mark.parametrize("width", [320, 400, 768, 1280])
 def test_every_page_is_readable_at_any_width(
@@ -179,7 +179,7 @@ def test_every_page_is_readable_at_any_width(
         wait_for_charts(page, least=5)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     cut = page.evaluate(
-        """() => [...document.querySelectorAll("main *, .top *")]
+        """() => [...document.querySelectorAll("main *, .top *, .asking *")]
           .filter((e) => !e.closest(".pills, .unseen, .u-wrap, pre, table.plans, .pareto"))
           .filter((e) => e.getBoundingClientRect().right > innerWidth + 1)
           .map((e) => e.outerHTML.slice(0, 80))"""

@@ -1,8 +1,10 @@
 // The page of `oomph serve`: what is shown stands in the address, so that it can be kept and sent.
-//   ./   the machine     ?runs   ?run=ID     ?plans   ?plan=NAME
+//   ./   the machine     ?runs   ?run=ID     ?plans   ?plan=NAME     ?fit&model=...
 
 import type { Plans } from "./data";
 import { h } from "./dom";
+import type { Choices } from "./fit_data";
+import { showFit } from "./fit_view";
 import type { PlanLine, RunLine } from "./live_data";
 import { type Link, showMachine } from "./machine_view";
 import { showPlanList } from "./plan_list";
@@ -32,11 +34,14 @@ function top(place: HTMLElement, asked: URLSearchParams): (link: Link) => void {
     ? "Runs"
     : ["plan", "plans"].some((name) => asked.has(name))
       ? "Plans"
-      : "Machine";
+      : asked.has("fit")
+        ? "Will it fit?"
+        : "Machine";
   const links = [
     ["Machine", "./"],
     ["Runs", "?runs"],
     ["Plans", "?plans"],
+    ["Will it fit?", "?fit"],
   ].map(([name, address]) =>
     h("a", { href: address, "aria-current": name === here ? "page" : null }, name),
   );
@@ -58,6 +63,7 @@ async function show(page: HTMLElement, asked: URLSearchParams, onLink: (link: Li
     const { runs, num_runs } = await ask<{ runs: RunLine[]; num_runs: number }>("api/runs");
     return showRuns(page, runs, num_runs);
   }
+  if (asked.has("fit")) return showFit(page, await ask<Choices>("api/fit/choices"), asked);
   if (asked.has("plans")) {
     const { plans, is_served } = await ask<{ plans: PlanLine[]; is_served: boolean }>("api/plans");
     return showPlanList(page, plans, is_served);

@@ -58,7 +58,8 @@ export function codeOf(plan: Plan, place: number): HTMLElement[] {
   ];
 }
 
-function copyable(text: string, label: string): HTMLElement {
+/** Code or a command in a box, with a button that copies it. */
+export function copyable(text: string, label: string): HTMLElement {
   const told = h("span", { class: "unseen", role: "status" });
   const button = h("button", { type: "button", class: "copy" }, "Copy");
   const code = h("pre", { tabindex: 0, "aria-label": label }, h("code", {}, text));

@@ -9,7 +9,8 @@ import { planTable } from "./table";
 import { timelineChart } from "./timeline";
 import { againstTheFirst, asGiven, bytes, headline, times, wayOut } from "./words";
 
-export function showPlans(root: HTMLElement, given: Plans): void {
+/** Until the `signal`, the plans follow the address, the colours and the printer. */
+export function showPlans(root: HTMLElement, given: Plans, signal?: AbortSignal): void {
   const data = againstTheFirst(given);
   const { plans } = data;
   const title = h("h1", { id: "answer", "aria-live": "polite" });
@@ -87,9 +88,11 @@ export function showPlans(root: HTMLElement, given: Plans): void {
   const fromAddress = (): number =>
     Math.max(Number(/^#plan-(\d+)$/.exec(location.hash)?.[1] ?? 1) - 1, 0);
   choose(Math.min(fromAddress(), plans.length - 1));
-  addEventListener("hashchange", () => choose(Math.min(fromAddress(), plans.length - 1)));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chart.redraw());
-  printWell(chart.redraw);
+  const follow = (): void => choose(Math.min(fromAddress(), plans.length - 1));
+  addEventListener("hashchange", follow, { signal });
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", () => chart.redraw(), { signal });
+  printWell(chart.redraw, signal);
 }
 
 const compared = ({ num_candidates }: Plans): string =>

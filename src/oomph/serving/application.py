@@ -6,6 +6,7 @@ No part of an address ever reaches the file system.
 /dashboard.js ...   the page's files         /api/machine     the machine now
 /api/runs           recorded runs            /api/runs/ID     the report on one of them
 /api/plans          served plans             /api/plans/NAME  one of them
+/api/fit            "Will it fit?"           /api/fit/choices what may be asked there
 /metrics            for Prometheus
 """
 
@@ -34,7 +35,9 @@ from oomph.records.machine import Past, Sighting
 from oomph.records.stored import to_jsonable
 from oomph.sensing.live import Jobs
 from oomph.serving.feed import Feed, Hub, encoded, event
-from oomph.serving.guarding import Door, Guard
+from oomph.serving.guarding import Door, Guard, is_of_our_page
+from oomph.serving.questions import Questions
+from oomph.serving.searches import MOST_WAITING, Searches
 from oomph.showing.html_page import read_parts
 from oomph.showing.plan import plan_files, read_plan_file, summary_of
 from oomph.showing.report import report_data
@@ -55,6 +58,7 @@ class Content:
     def __init__(
         self,
         plans: str | Path | None = None,
+        workloads: str | Path | None = None,
         *,
         shows_commands: bool = False,  # also other users'
         per_process: bool = False,  # also in the metrics
@@ -64,6 +68,7 @@ class Content:
             raise UsageError(
                 f"{self._plans} is not a directory", attempt="--plans with one that exists"
             )
+        self.questions = Questions(workloads)
         self._shows_commands, self._per_process = shows_commands, per_process
         self._jobs = Jobs()
         self.files = read_parts("dashboard", ("html", "js", "css", "svg"))  # by name
@@ -153,6 +158,7 @@ _MOST_CACHED = 8  # a report with its series has about a megabyte
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 Endpoint = Callable[[Request], Awaitable[Response]]
 _STREAM = "text/event-stream"
+_LINES = "application/x-ndjson"
 _STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # nginx would buffer
 _KINDS = {
     "html": "text/html; charset=utf-8",
@@ -172,6 +178,7 @@ class Dashboard:
         self._lists: Cache[bytes | None] = Cache(_LIST_FRESH_S, _MOST_CACHED)
         self._greeting: tuple[int, bytes] = (-1, b"")
         self.hub = Hub(self._greet, most_viewers)
+        self._searches = Searches()
         guard = Middleware(Guard, door=door)
         self.application = Starlette(routes=self._routes(), middleware=[guard])
 
@@ -180,6 +187,11 @@ class Dashboard:
         sighting = self._feed.look()
         if self.hub.num_viewers:
             self.hub.publish(event("now", self._content.frame(sighting)))
+
+    def close(self) -> None:
+        """End all streams and searches."""
+        self.hub.close()
+        self._searches.close()
 
     def _greet(self) -> bytes:
         """Return history and present, encoded once for all who connect in the same second."""
@@ -200,6 +212,8 @@ class Dashboard:
             Route("/api/runs/{name}", self._named(self._content.run)),
             Route("/api/plans", self._listed(self._content.plans)),
             Route("/api/plans/{name}", self._named(self._content.plan)),
+            Route("/api/fit", self._fit, methods=["GET"]),
+            Route("/api/fit/choices", self._listed(self._choices)),
         ]
 
     def _file(self, name: str) -> Endpoint:
@@ -223,6 +237,26 @@ class Dashboard:
     async def _metrics(self, _: Request) -> Response:
         body = self._content.metrics(self._feed.newest, self.hub.num_viewers)
         return Response(body, media_type=_EXPOSITION)
+
+    def _choices(self) -> Data:
+        return self._content.questions.choices(self._feed.newest)
+
+    async def _fit(self, request: Request) -> Response:
+        """Search plans, for as long as somebody reads the lines."""
+        if request.method == "HEAD" or not is_of_our_page(request.scope):
+            return _json(
+                encoded({"error": "this is asked by the page, with a header of its own"}), 403
+            )
+        asked = dict(request.query_params)
+        try:
+            question = await run_in_threadpool(self._content.questions.question, asked)
+        except OomphError as error:
+            return _json(encoded({"error": error.in_one_line()}), 400)
+        if self._searches.is_full:
+            busy = f"busy: {MOST_WAITING} others are waiting for an answer; try again in a minute"
+            return _json(encoded({"error": busy}), 503)
+        lines = self._searches.lines(question)
+        return StreamingResponse(lines, headers=_STREAM_HEADERS, media_type=_LINES)
 
     def _listed(self, make: Callable[[], Data]) -> Endpoint:
         async def answer(_: Request) -> Response:
