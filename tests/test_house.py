@@ -51,7 +51,16 @@ ROOMS: dict[str, Room] = {
         "workload or unchanged script -> trace, without a GPU",
         ("predicting", "sensing", "tricks", "pretending", "sandbox"),
     ),
-    "exporting": Room("plan -> settings of other tools, edits of a script", ("tricks",)),
+    "monitoring": Room(
+        "a command or script -> its run directory", ("sensing", "explaining", "showing")
+    ),
+    "launching": Room(
+        "plan -> processes: torchrun here, or a scheduler's job",
+        ("tricks", "sensing", "monitoring"),
+    ),
+    "exporting": Room(
+        "plan -> settings of other tools, edits of a script", ("tricks", "launching")
+    ),
     "planning": Room(
         "predictions -> plans: choices, search, ranking, reasons",
         ("predicting", "sensing", "tricks", "rehearsing", "exporting"),
@@ -66,9 +75,6 @@ ROOMS: dict[str, Room] = {
     "training": Room(
         "a batch -> one optimizer step, whatever fits, recovered after an OOM",
         ("predicting", "tricks", "pretending", "stability"),
-    ),
-    "monitoring": Room(
-        "a command or script -> its run directory", ("sensing", "explaining", "showing")
     ),
     "serving": Room(
         "the dashboard",
@@ -295,7 +301,7 @@ def test_it_starts_without_anything_heavy(code: str) -> None:
 # A module elsewhere that takes one of these names must be about the same thing.
 SHARED_NAMES = {
     "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check", "checkpointing",
-    "compare", "gpus", "hf", "lightning", "live", "loop", "plan", "precision", "predict",
+    "compare", "gpus", "hf", "launch", "lightning", "live", "loop", "plan", "precision", "predict",
     "prediction", "ranks", "recorder", "reductions", "report", "run", "runs", "script", "serve",
     "sharding", "tensors", "verify", "watch",
 }  # fmt: skip

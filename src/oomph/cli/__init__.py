@@ -25,6 +25,7 @@ _COMMANDS = {
     "verify": "train a few steps on the GPU here, and compare with what oomph predicts",
     "check": "check whether accumulation, mixed precision and checkpointing change your training",
     "run": "run a training command on an emulated GPU",
+    "launch": "start a training on several GPUs, here or through a scheduler",
     "watch": "show the GPUs live, or watch a command and record what its GPUs do",
     "runs": "list the runs that were watched",
     "report": "explain a watched run: out of memory or not, how busy, why not busier",

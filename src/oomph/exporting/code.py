@@ -14,7 +14,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from oomph.errors import UsageError
-from oomph.exporting.launch import MEETING, launch_options, split_of, spread
+from oomph.launching.torchrun import MEETING, launch_options, split_of, spread
 from oomph.records.plan import Plan
 from oomph.records.workload import Variant, check_checkpointing
 from oomph.tricks.trick import contradiction_in, to_put_on

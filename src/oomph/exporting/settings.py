@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oomph.errors import UsageError
-from oomph.exporting.launch import spread
+from oomph.launching.torchrun import spread
 from oomph.records.workload import Variant, divides_parameters, holds_parameters_on_host
 from oomph.tricks.trick import to_put_on
 

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from planning.plans import plan_of, variants, whatever_it_takes
 
 from oomph.errors import UsageError
-from oomph.exporting.launch import sge_script, slurm_script, torchrun_command
+from oomph.launching.grid_engine import sge_script
+from oomph.launching.slurm import slurm_script
+from oomph.launching.torchrun import torchrun_command
 from oomph.records.workload import Variant
 
 HOSTILE = ["a b.py", "$(touch gone).py", "'; exit 7; '", "x\ny.py", "-c", "`id`", "*", "ü.py", "#"]
