@@ -289,9 +289,9 @@ def test_it_starts_without_anything_heavy(code: str) -> None:
 # A module elsewhere that takes one of these names must be about the same thing.
 SHARED_NAMES = {
     "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check", "checkpointing",
-    "compare", "gpus", "hf", "lightning", "live", "loop", "plan", "precision", "predict",
-    "prediction", "ranks", "recorder", "reductions", "report", "run", "runs", "script", "serve",
-    "sharding", "tensors", "verify", "watch",
+    "compare", "gpus", "hf", "lightning", "live", "loop", "notebook", "plan", "planned",
+    "precision", "predict", "prediction", "ranks", "recorder", "reductions", "report", "run",
+    "runs", "script", "serve", "sharding", "tensors", "verify", "watch",
 }  # fmt: skip
 
 
