@@ -300,10 +300,10 @@ def test_it_starts_without_anything_heavy(code: str) -> None:
 # The same noun in several rooms, on purpose: the command, the verb, the view, the record.
 # A module elsewhere that takes one of these names must be about the same thing.
 SHARED_NAMES = {
-    "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check", "checkpointing",
-    "compare", "gpus", "hf", "launch", "lightning", "live", "loop", "plan", "precision", "predict",
-    "prediction", "ranks", "recorder", "reductions", "report", "run", "runs", "script", "serve",
-    "sharding", "tensors", "verify", "watch",
+    "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check",
+    "checkpointing", "compare", "gpus", "hf", "launch", "lightning", "live", "loop", "notebook",
+    "plan", "planned", "precision", "predict", "prediction", "ranks", "recorder", "reductions",
+    "report", "run", "runs", "script", "serve", "sharding", "tensors", "verify", "watch",
 }  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def what_to_train(
 ) -> str | Script:
     """Return the script, or the FILE:NAME of the workload. Raises UsageError."""
     from oomph.errors import UsageError
-    from oomph.records.script import Script, names_workload
+    from oomph.records.script import Script, names_workload, refuse_notebook
 
     script, module = options.workload, options.module
     if (script is None) == (module is None):
@@ -105,6 +105,8 @@ def what_to_train(
             because="a script and a Workload have their own",
             attempt="hf:NAME, or the script's own argument after --",
         )
+    if script is not None:
+        refuse_notebook(script.rpartition(":")[0])
     if script is not None and names_workload(script):
         if options.of_script:
             raise UsageError(

@@ -126,7 +126,8 @@ def run(options: argparse.Namespace) -> int:
 
     from oomph.records.plan import PlanOptions
     from oomph.records.workload import check_lora
-    from oomph.verbs.plan import checked_tricks, export_of, plan_with_options, save_plan
+    from oomph.verbs.plan import checked_tricks, plan_with_options
+    from oomph.verbs.planned import export_of, save_plan
 
     trained = what_to_train(options)
     _check_diff(options, trained)
@@ -237,7 +238,7 @@ def _print(plans: Plans, options: argparse.Namespace, trained: str | Script) -> 
 
         print_json(as_answer(plans))
     elif options.export:
-        from oomph.verbs.plan import export_of
+        from oomph.verbs.planned import export_of
 
         script = "" if isinstance(trained, str) else trained.path or ""
         if plans.best is not None:
@@ -303,6 +304,6 @@ def _share(text: str) -> float:
 
 
 def _complete_trick(**_: Any) -> list[str]:
-    from oomph.verbs.plan import trick_names
+    from oomph.verbs.planned import trick_names
 
     return list(trick_names())

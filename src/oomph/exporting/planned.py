@@ -32,7 +32,7 @@ from oomph.store import write_whole
 from oomph.tricks.trick import contradiction_in
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Planned(Plan):
     """A Plan with its exports. Each keeps the batch size: micro-batch x accumulation x GPUs."""
 

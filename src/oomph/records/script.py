@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os  # not pathlib, whose import takes longer than the rest of the start
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from oomph.errors import UsageError
 from oomph.records.generation import DEFAULT_NUM_SMS
 from oomph.records.workload import Variant
 
@@ -21,6 +23,22 @@ class Script:
     module: str | None = None
     arguments: tuple[str, ...] = ()
     directory: str = "."
+
+    def __post_init__(self) -> None:
+        refuse_notebook(self.path or "")
+
+
+def refuse_notebook(path: str) -> None:
+    """Raise UsageError for a notebook, which is not a Python file."""
+    if not path.endswith(".ipynb"):
+        return
+    script = path.removesuffix(".ipynb")
+    raise UsageError(
+        f"{path:.200} is a notebook, not a Python script",
+        because="its code is in cells, which Python cannot run as a file",
+        attempt="in a cell: define an oomph.Workload and call oomph.plan(workload, gpu=...);"
+        f" or: jupyter nbconvert --to script {shlex.quote(path)}, then oomph plan {script}.py",
+    )
 
 
 def names_workload(place: str) -> bool:

@@ -8,9 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from oomph.exporting.planned import Planned
     from oomph.records.check import Checks
-    from oomph.records.plan import Plan, PlanOptions, Plans, Preference, Stability
+    from oomph.records.plan import PlanOptions, Plans, Preference, Stability
     from oomph.records.script import Script
     from oomph.records.workload import Keeps, Workload
 
@@ -56,7 +55,9 @@ def plan(
     """
     from oomph.records.plan import PlanOptions
     from oomph.records.workload import check_keeps, check_lora
+    from oomph.verbs.notebook import draw_in_notebooks, is_in_notebook
 
+    draw_in_notebooks()
     options = PlanOptions(
         batch_size=batch_size,
         max_gpus=max_gpus,
@@ -76,6 +77,7 @@ def plan(
         gpu_memory=gpu_memory,
         host_memory=host_memory,
         say=say,
+        draws=is_in_notebook(),
         unprotected=unprotected,
         fresh=fresh,
     )
@@ -120,31 +122,3 @@ def checked_tricks(checks: Checks | Path | str | None) -> Mapping[str, Stability
     if not isinstance(checks, Checks):
         checks = from_json_file(Checks, checks, what="check")
     return stability_of_check(checks)
-
-
-def load_plan(path: Path | str) -> Planned:
-    """Load a plan that was saved with -o or plan.save(). Raises Unreadable."""
-    from oomph.exporting.planned import load_plan as load
-
-    return load(path)
-
-
-def save_plan(plan: Plan, path: Path | str) -> None:
-    """Write one plan as plan.json."""
-    from oomph.exporting.planned import Planned
-
-    Planned.of(plan).save(path)
-
-
-def export_of(plan: Plan, target: str, script: str = "", arguments: Sequence[str] = ()) -> str:
-    """Return a plan as the settings of a tool, or as "code", in text."""
-    from oomph.exporting.planned import Planned
-
-    return Planned.of(plan).exported(target, script or "train.py", arguments)
-
-
-def trick_names() -> tuple[str, ...]:
-    """Return the trick names that `allow` and `forbid` accept."""
-    from oomph.tricks.trick import NAMES
-
-    return NAMES

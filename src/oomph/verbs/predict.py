@@ -45,9 +45,8 @@ def predict(
 
     `workload` is a Workload, or where to find one: "train.py:workload"; or an unchanged script: its
     path, or a Script with its arguments. A script runs in a sandbox, up to its second optimizer
-    step; `unprotected` runs it even if no sandbox is possible, `fresh` rehearses it again instead
-    of using an earlier rehearsal. Nothing is trained and no memory of the model's size is used; the
-    rehearsal runs in a child process. `say` is called when something takes seconds.
+    step; `unprotected` runs it even if no sandbox is possible, `fresh` rehearses it again. Nothing
+    is trained, and a child process rehearses. `say` is called when something takes seconds.
 
     `precision` defaults to the script's own, and to "fp32" for a workload. `checkpointing` is
     "none", "blocks" (every block is recomputed), "every-2" (every second), "blocks:0,3" (the first
@@ -63,12 +62,11 @@ def predict(
     attention. `channels_last` stores images so. `keeps="outputs"` is for a loop that keeps `outputs
     = model(...)` until the next step, "nothing" for others; by default as the workload says.
 
-    On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (the model
-    and its optimizer are divided among all) or "hybrid" (divided within groups of GPUs); the
-    micro-batch and all memory figures are per GPU.
+    On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (all divide
+    the model and its optimizer) or "hybrid" (groups do); micro-batch and memory are per GPU.
 
     `measured_step_s` is the measured time of one optimizer step on that GPU, at the `measured_`
-    settings (by default those requested); the predicted time is then scaled to it.
+    settings (by default those requested): the predicted time is scaled to it.
     """
     from dataclasses import replace
 
@@ -92,7 +90,9 @@ def predict(
     )
     from oomph.rehearsing.traces import Request
     from oomph.sensing.target import find_target
+    from oomph.verbs.notebook import draw_in_notebooks
 
+    draw_in_notebooks()
     offload = (offload,) if isinstance(offload, str) else tuple(offload)
     check_tricks(attention, loss, adapters, offload, (lora_rank, lora_targets))
     target = find_target(gpu, gpu_memory)
