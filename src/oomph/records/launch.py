@@ -67,6 +67,7 @@ class JobState:
     state: Literal["waiting", "running", "ended", "killed", "unknown"]
     exit_code: int | None  # written by the job itself
     scheduler_says: str | None  # in its own words: "PENDING (Resources)", "qw"
+    has_run: bool = False  # its run is recorded, for `oomph report`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,3 +80,31 @@ class RankFailure:
     error: str | None = None  # "RuntimeError: ...", if Python raised it
     traceback: str | None = None
     is_consequence: bool = False  # it says that another rank went away first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a person asks of `oomph launch`, as written; None: not given."""
+
+    words: tuple[str, ...] = ()  # after --: the script and its arguments
+    module: str | None = None
+    own_script: str | None = None
+    plan: str | None = None  # the path of plan.json
+    num_processes: int | None = None
+    num_nodes: int | None = None
+    # here
+    gpus: str | None = None  # "0,3", or "none"
+    meeting: str | None = None
+    meeting_name: str | None = None
+    max_restarts: int = 0
+    # as a job
+    via: str | None = None  # "found": the scheduler that answers
+    name: str | None = None
+    time: str | None = None
+    steps: int | None = None
+    memory: str | None = None
+    cpus_per_gpu: int | None = None
+    queue: str | None = None
+    options: tuple[str, ...] = ()
+    gpu_resource: str = "gpu"
+    parallel_environment: str | None = None
