@@ -3,7 +3,7 @@
 import type { Plan, Plans, Prediction } from "./data";
 import { h, styled } from "./dom";
 import { bringIntoSight, printWell, section } from "./frame";
-import { codeOf, listsOf, tilesOf } from "./parts";
+import { caveatsOf, codeOf, listsOf, tilesOf } from "./parts";
 import { scatter } from "./scatter";
 import { planTable } from "./table";
 import { timelineChart } from "./timeline";
@@ -31,7 +31,7 @@ export function showPlans(root: HTMLElement, given: Plans, signal?: AbortSignal)
   if (!plans.length) {
     title.textContent = document.title = headline(data, null);
     why.textContent = wayOut(data);
-    root.replaceChildren(h("main", {}, head, data.as_is && asGivenParts(data.as_is), ...listsOf(data, null)));
+    root.replaceChildren(h("main", {}, head, data.as_is && asGivenParts(data.as_is), data.caveats.length ? section("Good to know", caveatsOf(data)) : null, ...listsOf(data, null)));
     return;
   }
   const tiles = h("div", { class: "tiles" });
@@ -47,7 +47,9 @@ export function showPlans(root: HTMLElement, given: Plans, signal?: AbortSignal)
       plan.why,
     );
     tiles.replaceChildren(...tilesOf(plan));
-    code.replaceChildren(...codeOf(plan, place));
+    const parts = codeOf(plan, place);
+    code.classList.toggle("both", parts.length > 1);
+    code.replaceChildren(...parts);
     unknowns.replaceChildren(...listsOf(data, plan));
     chart.show(plan);
     pills.forEach((pill, i) => pill.setAttribute("aria-pressed", String(i === place)));
@@ -67,15 +69,16 @@ export function showPlans(root: HTMLElement, given: Plans, signal?: AbortSignal)
       "main",
       {},
       head,
-      h("nav", { class: "pills", "aria-label": "Plans" }, ...pills),
+      plans.length > 1 ? h("nav", { class: "pills", "aria-label": "Plans" }, ...pills) : null,
       tiles,
       section("One training step in memory", chart.element),
-      section("The plans", table.element),
+      section(plans.length > 1 ? "The plans" : "The plan", table.element),
+      section("What to change", code),
       h(
         "div",
         { class: "two" },
-        section("Time against memory", pareto.element),
-        section("What to change", code),
+        plans.length > 1 ? section("Time against memory", pareto.element) : null,
+        data.caveats.length ? section("Good to know", caveatsOf(data)) : null,
       ),
       unknowns,
       h(
