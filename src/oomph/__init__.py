@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from oomph.verbs import lightning as lightning
     from oomph.verbs.by_name import by_name as by_name
     from oomph.verbs.check import check as check
+    from oomph.verbs.explain import explain as explain
     from oomph.verbs.gpus import gpu_utilisation as gpu_utilisation
     from oomph.verbs.gpus import gpus as gpus
     from oomph.verbs.gpus import print_gpu_utilisation as print_gpu_utilisation
@@ -51,6 +52,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "check": ("oomph.verbs.check", "check"),
     "emulated_gpu": ("oomph.verbs.run", "emulated_gpu"),
     "apply": ("oomph.verbs.training", "apply"),
+    "explain": ("oomph.verbs.explain", "explain"),
     "gpu_utilisation": ("oomph.verbs.gpus", "gpu_utilisation"),
     "gpu_utilization": ("oomph.verbs.gpus", "gpu_utilisation"),
     "gpus": ("oomph.verbs.gpus", "gpus"),
@@ -79,6 +81,7 @@ __all__ = [
     "by_name",
     "check",
     "emulated_gpu",
+    "explain",
     "gpu_utilisation",
     "gpu_utilization",
     "gpus",
