@@ -265,6 +265,7 @@ def predict_script_by_trace(
         trace = replace(trace, doubt=trace.doubt or _NO_STEP)
     ready = target.with_torch(trace.torch_version)
     time = step_time(trace.ops, variant, ready.model)
+    expandable_segments = expandable_segments or seen.expandable_segments
     variant = replace(variant, expandable_segments=expandable_segments)
     notes = [*seen.approximations, *ready.notes]
     card, step_from = ready.card.among(variant), ready.step_from
