@@ -12,7 +12,7 @@ from oomph.errors import CannotBePutOn, UsageError
 from oomph.planning.estimates import step_time
 from oomph.planning.lines import trace_at
 from oomph.predicting import prediction, speed
-from oomph.predicting.rates import assumptions
+from oomph.predicting.links import assumptions
 from oomph.records.prediction import Prediction
 from oomph.records.script import Script, names_workload
 from oomph.records.trace import Trace
