@@ -64,12 +64,10 @@ def predict(
     attention. `keeps="outputs"`: your loop keeps `outputs = model(...)` until the next step.
 
     On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (all divide
-    the model and its optimizer) or "hybrid" (groups do); micro-batch and memory are per GPU.
-    With `tensor_parallel=8`, 8 GPUs share each layer and its examples. `link` joins machines of
-    `gpus_per_node`: "infiniband-400", "ethernet-100x2".
-
-    `measured_step_s` is the measured time of one optimizer step on that GPU, at the `measured_`
-    settings (by default those requested): the predicted time is scaled to it.
+    the model and its optimizer) or "hybrid" (groups do); micro-batch and memory are per GPU. With
+    `tensor_parallel=8`, 8 GPUs share each layer. `link` joins machines of `gpus_per_node`:
+    "infiniband-400", "ethernet-100x2". `measured_step_s` is the measured time of one optimizer step
+    on that GPU, at the `measured_` settings (by default those requested): times are scaled to it.
     """
     from dataclasses import replace
 
