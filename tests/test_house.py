@@ -34,6 +34,7 @@ GROUND = {
     "errors": "the exceptions, and the exit code of each",
     "units": "sizes and durations <-> text",
     "store": "the one cache, and the one atomic write",
+    "progress": "how far the work is -> a line on standard error",
     "out_of_memory": "exception -> which memory ran out",
 }
 # The order of the rooms. A room may import itself, the ground floor, `records`, and the rooms that
@@ -76,6 +77,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "units": {"errors"},
     "store": {"errors", "units"},
+    "progress": {"units"},
     "out_of_memory": set(),
     "records": {"records", *GROUND},
     **{name: {name, "records", *room.may_import, *GROUND} for name, room in ROOMS.items()},
