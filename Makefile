@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types house docs docs-site pictures rest fix accuracy times \
+.PHONY: help demo test test-slow test-python check format lint types house docs docs-site pictures rest fix accuracy times \
   recordings recipes verdicts bench clean web test-web
 
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
@@ -41,6 +41,9 @@ test: $(VENV)/.installed-dev ## set up, then run the tests
 
 test-slow: $(VENV)/.installed-dev ## the suites that take minutes: real training of all kinds
 	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m slow
+
+test-python: ## the tests on another Python, in a venv of its own: make test-python PYTHON=python3.12
+	$(MAKE) test VENV=.venv-$(notdir $(PYTHON))
 
 check: format lint types house docs test-web rest ## format, lint, types, house, docs and tests: what CI runs
 
@@ -105,7 +108,7 @@ bench: $(VENV)/.installed-dev ## what a reading and a start cost, beside nvitop 
 	$(BIN)/python -m benchmarks
 
 clean: ## remove everything that the targets made
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/nvml/build web/node_modules
+	rm -rf $(VENV) .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/nvml/build web/node_modules
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "oomph needs Python 3.10 or newer: make PYTHON=...")'
