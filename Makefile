@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-schedulers check format lint types house docs docs-site pictures rest fix accuracy times \
+.PHONY: help demo test test-slow test-schedulers test-python check format lint types house docs docs-site pictures rest fix accuracy times \
   recordings recipes verdicts bench clean web test-web
 
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
@@ -50,6 +50,9 @@ test-schedulers: $(VENV)/.installed-dev ## jobs of real Slurm and Grid Engine da
 	  && command -v apt-get >/dev/null && { $(APT) $(SCHEDULERS) || { apt-get update -qq && $(APT) $(SCHEDULERS); }; } >/dev/null; } \
 	  || echo 'Slurm or Grid Engine is missing and cannot be installed by this user: its tests are skipped'
 	$(BIN)/python -m pytest -m schedulers tests/launching/test_schedulers.py
+
+test-python: ## the tests on another Python, in a venv of its own: make test-python PYTHON=python3.12
+	$(MAKE) test VENV=.venv-$(notdir $(PYTHON))
 
 check: format lint types house docs test-web rest ## format, lint, types, house, docs and tests: what CI runs
 
@@ -114,7 +117,7 @@ bench: $(VENV)/.installed-dev ## what a reading and a start cost, beside nvitop 
 	$(BIN)/python -m benchmarks
 
 clean: ## remove everything that the targets made
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/nvml/build web/node_modules
+	rm -rf $(VENV) .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/nvml/build web/node_modules
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "oomph needs Python 3.10 or newer: make PYTHON=...")'

@@ -35,6 +35,7 @@ GROUND = {
     "units": "sizes and durations <-> text",
     "store": "the one cache, and the one atomic write",
     "oom_message": "the text of an out-of-memory error -> its figures",
+    "progress": "how far the work is -> a line on standard error",
     "out_of_memory": "exception -> which memory ran out",
 }
 # The order of the rooms. A room may import itself, the ground floor, `records`, and the rooms that
@@ -90,6 +91,7 @@ ALLOWED: dict[str, set[str]] = {
     "units": {"errors"},
     "store": {"errors", "units"},
     "oom_message": {"units"},
+    "progress": {"units"},
     "out_of_memory": {"oom_message"},
     "records": {"records", *GROUND},
     **{name: {name, "records", *room.may_import, *GROUND} for name, room in ROOMS.items()},

@@ -12,7 +12,14 @@ import os
 import sys
 
 from oomph import __version__
-from oomph.errors import EXIT_UNREADABLE, EXIT_USAGE, OomphError, Unreadable, UsageError
+from oomph.errors import (
+    EXIT_UNREADABLE,
+    EXIT_USAGE,
+    NotOnThisSystem,
+    OomphError,
+    Unreadable,
+    UsageError,
+)
 
 TYPE_CHECKING = False  # see oomph/__init__.py
 if TYPE_CHECKING:
@@ -35,6 +42,7 @@ _COMMANDS = {
     "gpus": "list the GPUs of this machine, and who uses them",
     "calibrate": "measure the GPUs of this machine once, for better predictions",
 }
+_LINUX_ONLY = {"watch", "run", "verify", "check", "serve", "calibrate"}
 _SHELLS = ("bash", "zsh", "fish")
 _EXIT_CODES = """\
 exit codes:
@@ -97,6 +105,8 @@ def _run(arguments: Sequence[str]) -> int:
     if options.command is None:
         parser.print_help()
         return EXIT_USAGE
+    if sys.platform != "linux" and options.command in _LINUX_ONLY:
+        raise NotOnThisSystem(f"oomph {options.command}")
     code: int = options.run(options)
     sys.stdout.flush()
     return code

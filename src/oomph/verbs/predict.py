@@ -80,6 +80,7 @@ def predict(
         refuse_measured_step,
         what_to_train,
     )
+    from oomph.progress import silent
     from oomph.records.script import Script
     from oomph.records.workload import (
         Variant,
@@ -126,7 +127,7 @@ def predict(
     described = (measured_micro_batch, measured_precision, measured_checkpointing)
     check_measured_step(measured_step_s, described, is_named=gpu is not None)
     measured = None if measured_step_s is None else (like, measured_step_s)
-    tell, trained = say or (lambda _: None), what_to_train(workload)
+    tell, trained = say or silent, what_to_train(workload)
     if isinstance(trained, Script):
         refuse_measured_step(measured)
         refuse_keeps(keeps)
