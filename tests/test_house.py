@@ -42,6 +42,7 @@ GROUND = {
 # docs/architecture.md shows this table.
 ROOMS: dict[str, Room] = {
     "predicting": Room("trace -> prediction: replayed allocator, peak, step time"),
+    "snapshots": Room("a memory snapshot of torch -> its events, read in a child process"),
     "explaining": Room("run -> report; message, snapshot -> why memory ran out", ("predicting",)),
     "sandbox": Room("run a stranger's program so that nothing of it stays"),
     "tricks": Room("one file per trick: when it is possible, how it is put on, its caveat"),
@@ -293,7 +294,7 @@ SHARED_NAMES = {
     "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check", "checkpointing",
     "compare", "explain", "gpus", "hf", "lightning", "live", "loop", "plan", "precision", "predict",
     "prediction", "ranks", "recorder", "reductions", "report", "run", "runs", "script", "serve",
-    "sharding", "tensors", "verify", "watch",
+    "sharding", "snapshot", "tensors", "verify", "watch",
 }  # fmt: skip
 
 
