@@ -43,6 +43,7 @@ GROUND = {
 # docs/architecture.md shows this table.
 ROOMS: dict[str, Room] = {
     "predicting": Room("trace -> prediction: replayed allocator, peak, step time"),
+    "snapshots": Room("a memory snapshot of torch -> its events, read in a child process"),
     "explaining": Room("run -> report; message, snapshot -> why memory ran out", ("predicting",)),
     "sandbox": Room("run a stranger's program so that nothing of it stays"),
     "tricks": Room("one file per trick: when it is possible, how it is put on, its caveat"),
@@ -307,8 +308,8 @@ SHARED_NAMES = {
     "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check",
     "checkpointing", "compare", "explain", "gpus", "hf", "launch", "lightning", "live", "loop",
     "notebook", "plan", "planned", "precision", "predict", "prediction", "ranks", "recorder",
-    "reductions", "report", "run", "runs", "script", "serve", "sharding", "tensors", "verify",
-    "watch",
+    "reductions", "report", "run", "runs", "script", "serve", "sharding", "snapshot", "tensors",
+    "verify", "watch",
 }  # fmt: skip
 
 
