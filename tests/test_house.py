@@ -34,6 +34,7 @@ GROUND = {
     "errors": "the exceptions, and the exit code of each",
     "units": "sizes and durations <-> text",
     "store": "the one cache, and the one atomic write",
+    "oom_message": "the text of an out-of-memory error -> its figures",
     "out_of_memory": "exception -> which memory ran out",
 }
 # The order of the rooms. A room may import itself, the ground floor, `records`, and the rooms that
@@ -41,7 +42,7 @@ GROUND = {
 # docs/architecture.md shows this table.
 ROOMS: dict[str, Room] = {
     "predicting": Room("trace -> prediction: replayed allocator, peak, step time"),
-    "explaining": Room("run -> report: out of memory or not, how busy, why not busier"),
+    "explaining": Room("run -> report; message, snapshot -> why memory ran out", ("predicting",)),
     "sandbox": Room("run a stranger's program so that nothing of it stays"),
     "tricks": Room("one file per trick: when it is possible, how it is put on, its caveat"),
     "showing": Room("records -> terminal, HTML pages, Prometheus", ("tricks",)),
@@ -76,13 +77,20 @@ ROOMS: dict[str, Room] = {
         "a batch -> one optimizer step, whatever fits, recovered after an OOM",
         ("predicting", "tricks", "pretending", "stability"),
     ),
-    "serving": Room("the dashboard", ("sensing", "explaining", "showing", "monitoring")),
+    "serving": Room(
+        "the dashboard",
+        (
+            *("sensing", "explaining", "showing", "monitoring"),
+            *("sandbox", "rehearsing", "exporting", "planning"),  # "Will it fit?"
+        ),
+    ),
 }
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "units": {"errors"},
     "store": {"errors", "units"},
-    "out_of_memory": set(),
+    "oom_message": {"units"},
+    "out_of_memory": {"oom_message"},
     "records": {"records", *GROUND},
     **{name: {name, "records", *room.may_import, *GROUND} for name, room in ROOMS.items()},
     "verbs": {"verbs", "records", *ROOMS, *GROUND},
@@ -294,10 +302,11 @@ def test_it_starts_without_anything_heavy(code: str) -> None:
 # The same noun in several rooms, on purpose: the command, the verb, the view, the record.
 # A module elsewhere that takes one of these names must be about the same thing.
 SHARED_NAMES = {
-    "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check", "checkpointing",
-    "compare", "gpus", "hf", "launch", "lightning", "live", "loop", "plan", "precision", "predict",
-    "prediction", "ranks", "recorder", "reductions", "report", "run", "runs", "script", "serve",
-    "sharding", "tensors", "verify", "watch",
+    "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check",
+    "checkpointing", "compare", "explain", "gpus", "hf", "launch", "lightning", "live", "loop",
+    "notebook", "plan", "planned", "precision", "predict", "prediction", "ranks", "recorder",
+    "reductions", "report", "run", "runs", "script", "serve", "sharding", "tensors", "verify",
+    "watch",
 }  # fmt: skip
 
 

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from oomph.verbs import lightning as lightning
     from oomph.verbs.by_name import by_name as by_name
     from oomph.verbs.check import check as check
+    from oomph.verbs.explain import explain as explain
     from oomph.verbs.gpus import gpu_utilisation as gpu_utilisation
     from oomph.verbs.gpus import gpus as gpus
     from oomph.verbs.gpus import print_gpu_utilisation as print_gpu_utilisation
-    from oomph.verbs.plan import load_plan as load_plan
     from oomph.verbs.plan import plan as plan
+    from oomph.verbs.planned import load_plan as load_plan
     from oomph.verbs.predict import predict as predict
     from oomph.verbs.report import report as report
     from oomph.verbs.run import emulated_gpu as emulated_gpu
@@ -51,12 +52,13 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "check": ("oomph.verbs.check", "check"),
     "emulated_gpu": ("oomph.verbs.run", "emulated_gpu"),
     "apply": ("oomph.verbs.training", "apply"),
+    "explain": ("oomph.verbs.explain", "explain"),
     "gpu_utilisation": ("oomph.verbs.gpus", "gpu_utilisation"),
     "gpu_utilization": ("oomph.verbs.gpus", "gpu_utilisation"),
     "gpus": ("oomph.verbs.gpus", "gpus"),
     "hf": ("oomph.verbs.hf", None),
     "lightning": ("oomph.verbs.lightning", None),
-    "load_plan": ("oomph.verbs.plan", "load_plan"),
+    "load_plan": ("oomph.verbs.planned", "load_plan"),
     "offloaded_activations": ("oomph.verbs.training", "offloaded_activations"),
     "plan": ("oomph.verbs.plan", "plan"),
     "predict": ("oomph.verbs.predict", "predict"),
@@ -79,6 +81,7 @@ __all__ = [
     "by_name",
     "check",
     "emulated_gpu",
+    "explain",
     "gpu_utilisation",
     "gpu_utilization",
     "gpus",

@@ -29,6 +29,7 @@ _COMMANDS = {
     "watch": "show the GPUs live, or watch a command and record what its GPUs do",
     "runs": "list the runs that were watched",
     "report": "explain a watched run: out of memory or not, how busy, why not busier",
+    "explain": "explain an out-of-memory error: why, who held the memory, what avoids it",
     "compare": "compare two watched runs",
     "serve": "serve a dashboard of this machine, and /metrics for Prometheus",
     "gpus": "list the GPUs of this machine, and who uses them",

@@ -69,6 +69,22 @@ def add_keeps(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpus-per-node",
+        type=positive,
+        metavar="N",
+        default=8,
+        help="GPUs of one machine (default: 8); more are several machines",
+    )
+    parser.add_argument(
+        "--link",
+        metavar="NAME",
+        help="the network between machines: infiniband-400, ethernet-100 (Gbit/s of an adapter);"
+        " infiniband-200x4 if a machine has another number of adapters than GPUs",
+    )
+
+
 def add_lora(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lora-rank", type=positive, metavar="R", help="rank of LoRA's adapters (default: 16)"
@@ -85,7 +101,7 @@ def what_to_train(
 ) -> str | Script:
     """Return the script, or the FILE:NAME of the workload. Raises UsageError."""
     from oomph.errors import UsageError
-    from oomph.records.script import Script, names_workload
+    from oomph.records.script import Script, names_workload, refuse_notebook
 
     script, module = options.workload, options.module
     if (script is None) == (module is None):
@@ -105,6 +121,8 @@ def what_to_train(
             because="a script and a Workload have their own",
             attempt="hf:NAME, or the script's own argument after --",
         )
+    if script is not None:
+        refuse_notebook(script.rpartition(":")[0])
     if script is not None and names_workload(script):
         if options.of_script:
             raise UsageError(

@@ -35,6 +35,7 @@ change training are used only with --allow."""
 EXAMPLES = """\
 examples:
   oomph plan train.py --gpu a100-40gb -- --config base.yaml
+  oomph plan train.py --gpu a100-40gb --diff --verify -- --config base.yaml
   oomph plan train.py:workload --gpu v100-16gb
   oomph plan train.py:workload --gpu rtx4090 --prefer memory --html plan.html
   oomph plan train.py:workload --gpu a100-40gb --max-gpus 4 --allow lora
@@ -44,7 +45,8 @@ examples:
   oomph plan train.py:workload --gpu rtx4090 --checks checks.json
 
 exit codes: 0 a plan fits; 1 none does; 2 a wrong flag, or an error in your code;
-3 uncertain; 4 a file cannot be read."""
+3 uncertain; 4 a file cannot be read. With --verify: 0 the patched script is as
+planned and fits; 1 it does not fit; 3 it differs, or only a part could be patched."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,6 +113,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the changes to your script as a diff; the script itself is not touched",
     )
     parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="with --diff: exit with 0 only if the script with all changes, rehearsed again, needs"
+        " and does what was planned",
+    )
+    parser.add_argument(
         "--explain", action="store_true", help="say why each trick was not considered"
     )
     parser.add_argument(
@@ -126,7 +134,8 @@ def run(options: argparse.Namespace) -> int:
 
     from oomph.records.plan import PlanOptions
     from oomph.records.workload import check_lora
-    from oomph.verbs.plan import checked_tricks, export_of, plan_with_options, save_plan
+    from oomph.verbs.plan import checked_tricks, plan_with_options
+    from oomph.verbs.planned import export_of, save_plan
 
     trained = what_to_train(options)
     _check_diff(options, trained)
@@ -153,6 +162,7 @@ def run(options: argparse.Namespace) -> int:
             host_memory=options.host_memory,
             say=_say,
             draws=bool(options.html),
+            effort="rehearsed" if options.diff else "edits",
             unprotected=options.unprotected,
             fresh=options.fresh,
         )
@@ -171,6 +181,8 @@ def run(options: argparse.Namespace) -> int:
 
         code = [export_of(plan, "code") for plan in plans]
         write_plan_page(plans, plans.timelines, code, options.html)
+    if options.verify and plans.best is not None:
+        return _exit_code_of_changes(plans.changes)
     return _exit_code(plans)
 
 
@@ -215,6 +227,11 @@ def _check_files(options: argparse.Namespace) -> None:
 def _check_diff(options: argparse.Namespace, trained: str | Script) -> None:
     from oomph.errors import UsageError
 
+    if options.verify and not options.diff:
+        raise UsageError(
+            "--verify is about the changes of --diff",
+            attempt="oomph plan train.py --gpu v100-16gb --diff --verify",
+        )
     if options.diff and (options.json or isinstance(trained, str)):
         raise UsageError(
             "--diff needs a script, and prints to the terminal",
@@ -237,7 +254,7 @@ def _print(plans: Plans, options: argparse.Namespace, trained: str | Script) -> 
 
         print_json(as_answer(plans))
     elif options.export:
-        from oomph.verbs.plan import export_of
+        from oomph.verbs.planned import export_of
 
         script = "" if isinstance(trained, str) else trained.path or ""
         if plans.best is not None:
@@ -269,6 +286,17 @@ def _exit_code(plans: Plans) -> int:
     if plans.best is None:
         return EXIT_NO
     return EXIT_YES if plans.best.fits == "yes" else EXIT_UNCERTAIN
+
+
+def _exit_code_of_changes(changes: ScriptChanges | None) -> int:
+    """Return whether the changes are the whole plan, and the changed script is as planned."""
+    patched = None if changes is None else changes.patched
+    if changes is None or patched is None or patched.fits is None:
+        return EXIT_UNCERTAIN
+    if patched.fits == "no":
+        return EXIT_NO
+    is_sure = changes.is_whole and patched.is_as_planned and patched.fits == "yes"
+    return EXIT_YES if is_sure else EXIT_UNCERTAIN
 
 
 def _say(what: str) -> None:
@@ -303,6 +331,6 @@ def _share(text: str) -> float:
 
 
 def _complete_trick(**_: Any) -> list[str]:
-    from oomph.verbs.plan import trick_names
+    from oomph.verbs.planned import trick_names
 
     return list(trick_names())

@@ -32,7 +32,7 @@ from oomph.store import write_whole
 from oomph.tricks.trick import contradiction_in
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Planned(Plan):
     """A Plan with its exports. Each keeps the batch size: micro-batch x accumulation x GPUs."""
 
@@ -166,8 +166,9 @@ def check_variant(variant: Variant) -> None:
     if variant.optimizer not in OPTIMIZERS:
         raise UsageError(f"{variant.optimizer!r:.60} is not an optimizer that oomph knows")
     counts = variant.micro_batch, variant.accumulation, variant.num_gpus, variant.gpus_per_node
-    if min(counts) < 1:
+    if min(*counts, variant.tensor_parallel) < 1:
         raise UsageError("micro-batch, accumulation and numbers of GPUs must be at least 1")
-    check_sharding(variant.sharding, variant.num_gpus, variant.gpus_per_node)
+    grid = variant.num_gpus, variant.gpus_per_node, variant.tensor_parallel
+    check_sharding(variant.sharding, *grid)
     if error := contradiction_in(variant, clips_gradients=False):
         raise error

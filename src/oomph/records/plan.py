@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from oomph.records.notebook import html_of
 from oomph.records.prediction import Prediction, Verdict
 from oomph.records.script import ScriptChanges, Seen
 from oomph.records.stored import SCHEMA, to_jsonable
@@ -110,6 +111,12 @@ class Plan:
     @property
     def fits(self) -> Verdict:
         return self.prediction.fits
+
+    def __repr__(self) -> str:
+        return f"<Plan of {self.workload} on {self.gpu}: {self}>"
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     def __str__(self) -> str:
         """Return one line with all four axes."""
@@ -227,6 +234,15 @@ class Plans:
 
     def __iter__(self) -> Iterator[Plan]:
         return iter(self.plans)
+
+    def __repr__(self) -> str:
+        """Return one line: how many there are, and the recommended one."""
+        best = f", the best: {self.best}" if self.best else ": nothing that is allowed fits"
+        number = f"{len(self)} plan{'s' * (len(self) != 1)}"
+        return f"<Plans of {self.workload} on {self.gpu}: {number}{best}>"
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     def __str__(self) -> str:
         """Return the plans as a plain table; `oomph plan` draws them."""

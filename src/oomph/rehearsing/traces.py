@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from oomph.errors import OomphError, UsageError
+from oomph.records.script import refuse_notebook
 from oomph.records.trace import Trace
 from oomph.records.workload import Keeps, Possible, Variant, Workload
 from oomph.rehearsing.child import explained, in_a_child
@@ -74,7 +75,7 @@ def trace(
 
 def variant_for_batch(batch_size: int, request: Request) -> Variant:
     """Split the batch into micro-batch x accumulation steps x GPUs. Raises UsageError."""
-    num_gpus = request.tricks.num_gpus
+    num_gpus = request.tricks.num_data_gpus
     micro_batch = request.micro_batch or max(batch_size // num_gpus, 1)
     at_a_time = micro_batch * num_gpus
     if batch_size < 1 or batch_size % at_a_time:
@@ -108,6 +109,7 @@ def split(place: str) -> tuple[Path, str]:
     """Return the file and the name in it. Raises UsageError if `place` is not of that form."""
     file, colon, name = place.rpartition(":")
     path = Path(file)
+    refuse_notebook(file)
     if not colon or not name.isidentifier():
         raise UsageError(
             f"{place!r:.200} does not say where the workload is",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from oomph.records.stored import (
     no_record,
     to_jsonable,
 )
-from oomph.showing.html_page import write_page
+from oomph.showing.html_page import filled_page
 from oomph.showing.predict import FITS, named_tricks
 from oomph.showing.terminal import (
     GAP,
@@ -37,6 +38,7 @@ from oomph.showing.terminal import (
     print_table,
     with_wrapped,
 )
+from oomph.store import write_whole
 from oomph.tricks.trick import tricks_on
 from oomph.units import format_bytes, format_ratio
 
@@ -359,7 +361,19 @@ def write_plan_page(
     plans: Plans, timelines: Sequence[Timeline | None], code: Sequence[str], path: Path | str
 ) -> None:
     """Write the page, completely or not at all. `timelines` and `code` have one entry per plan."""
-    write_page("plan", plan_data(plans, timelines, code), path)
+    write_whole(path, plans_page(plans, timelines, code))
+
+
+def plans_page(plans: Plans, timelines: Sequence[Timeline | None], code: Sequence[str]) -> str:
+    """Return the page of all plans."""
+    return filled_page("plan", plan_data(plans, timelines, code))
+
+
+def plan_page(plan: Plan, code: str) -> str:
+    """Return the page of one plan, without the others that it was compared with."""
+    data = _of_plan(plan)
+    data["plans"][0]["code"] = code
+    return filled_page("plan", data)
 
 
 def plan_data(
@@ -372,7 +386,8 @@ def plan_data(
     from oomph import __version__
 
     own = {_OWN_BATCH: not _is_batch_known(plans)}
-    data = {"schema": SCHEMA, "version": __version__, **to_jsonable(plans), **own}
+    record = to_jsonable(replace(plans, timelines=()))  # each plan gets its own below
+    data = {"schema": SCHEMA, "version": __version__, **record, **own}
     for plan, timeline, text in zip(data["plans"], timelines, code, strict=True):
         plan |= {"timeline": _drawable(timeline), "code": text}
         plan["variant"] |= own

@@ -38,10 +38,14 @@ _WORTH = {
 
 
 def print_prediction(
-    prediction: Prediction, *, explains: bool = False, then: str | None = None
+    prediction: Prediction,
+    *,
+    explains: bool = False,
+    then: str | None = None,
+    console: Console | None = None,
 ) -> None:
     """Print the prediction; with the sources of its error bar if it `explains`; `then` is next."""
-    console = new_console()
+    console = console or new_console()
     print_prose(console, _verdict(prediction), FITS[prediction.fits][1])
     if prediction.doubt:
         print_prose(console, f"Do not trust this: {prediction.doubt}", "bold red")

@@ -16,7 +16,7 @@ from oomph.records.report import Finding, GpuFigures, HostFigures, Report, Sprea
 from oomph.records.run import GpuSpan, HostSpan, Run, StepSpan, halts_of, pieces, shortened
 from oomph.records.stored import SCHEMA, to_jsonable
 from oomph.showing.gpus import short_name
-from oomph.showing.html_page import write_page
+from oomph.showing.html_page import filled_page
 from oomph.showing.terminal import (
     Column,
     glyphs_for,
@@ -27,6 +27,7 @@ from oomph.showing.terminal import (
     printable,
     sparkline,
 )
+from oomph.store import write_whole
 from oomph.units import format_bytes, format_duration, format_rate, format_ratio, format_time
 
 if TYPE_CHECKING:
@@ -356,10 +357,10 @@ _SOURCES = {None: "", "torch": "torch, exact", "accounting": "driver, exact", "p
 
 def print_report(report: Report, run: Run | None = None, *, to_stderr: bool = False) -> None:
     """Print the whole report; with the run, also draw memory and kernel-active time."""
-    _print_report(new_console(sys.stderr if to_stderr else None), report, run)
+    print_report_on(new_console(sys.stderr if to_stderr else None), report, run)
 
 
-def _print_report(console: Console, report: Report, run: Run | None) -> None:
+def print_report_on(console: Console, report: Report, run: Run | None) -> None:
     print_prose(console, title(report), "bold")
     print_prose(console, circumstances(report), "dim")
     console.print()
@@ -464,10 +465,15 @@ _MOST_DIGITS = 6  # significant: more than any screen has pixels
 
 
 def write_report_page(report: Report, run: Run, path: Path | str) -> None:
-    """Write the page, completely or not at all. Without JavaScript it shows the terminal's text."""
+    """Write the page, completely or not at all."""
+    write_whole(path, report_page(report, run))
+
+
+def report_page(report: Report, run: Run) -> str:
+    """Return the page. Without JavaScript it shows the terminal's text."""
     words = io.StringIO()
-    _print_report(new_console(words), report, run)
-    write_page("report", report_data(report, run), path, words=words.getvalue())
+    print_report_on(new_console(words), report, run)
+    return filled_page("report", report_data(report, run), words=words.getvalue())
 
 
 def report_data(report: Report, run: Run) -> dict[str, Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from oomph.records.script import ScriptChanges
+    from oomph.records.script import Patched, ScriptChanges
 
 _MOST_LINES = 8  # of invented values
 _ASSUMED = "assumed: the {} of the model's input, since no DataLoader says it"
@@ -119,13 +119,43 @@ def _short(path: str) -> str:
 
 
 def print_changes(changes: ScriptChanges, given: Sequence[str]) -> None:
-    """Print what to change by hand and in the given arguments, then the diff, byte for byte."""
+    """Print whether the changes are whole, what else to change, then the diff, byte for byte."""
     console = new_console()
+    for line in verdict_on(changes):
+        print_prose(console, line)
     for line in changes.by_hand:
         print_prose(console, f"by hand: {line}")
+    for line in changes.tried:
+        print_prose(console, line, "dim")
     if changes.arguments != tuple(given):
-        print_prose(console, f"start it with these arguments: {shlex.join(changes.arguments)}")
+        arguments = shlex.join(changes.arguments)
+        print_prose(console, f"start it with these arguments: {arguments}")
     if changes.diff:
         sys.stdout.write(changes.diff)
-    elif not changes.by_hand:
+    elif not changes.by_hand and changes.arguments == tuple(given):
         print_prose(console, "The script needs no change.")
+
+
+def verdict_on(changes: ScriptChanges) -> list[str]:
+    """Return what the changes are worth, as far as they were rehearsed: the answer first."""
+    patched = changes.patched
+    if patched is None:
+        return []
+    if patched.device_bytes is None:
+        return [f"The script with these changes could not be rehearsed: {patched.error}"]
+    needs, planned = format_bytes(patched.device_bytes), format_bytes(patched.planned_bytes)
+    fits = {"yes": "fits", "no": "does not fit", "uncertain": "may or may not fit", None: ""}
+    if not changes.is_whole:
+        part = "These changes are only a part of the plan: with them alone the script needs"
+        return [f"{part} {needs} and {fits[patched.fits]}; the plan needs {planned}."]
+    if patched.is_as_planned:
+        return [f"The patched script needs {needs}, as planned{_beside(patched)}."]
+    found = "; ".join(patched.differences)
+    return [f"The patched script is not as planned ({needs}, planned {planned}): {found}."]
+
+
+def _beside(patched: Patched) -> str:
+    """Return the planned size if it is another one on screen."""
+    planned = format_bytes(patched.planned_bytes)
+    assert patched.device_bytes is not None  # noqa: S101 - the caller has looked
+    return "" if planned == format_bytes(patched.device_bytes) else f" ({planned})"

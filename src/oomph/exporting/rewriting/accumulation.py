@@ -379,7 +379,11 @@ def with_split(draft: Draft, seen: Seen, variant: Variant) -> Draft:
     own = own_numbers(loop)
     batches = batches_of(draft.code, loop)
     made = batches.made if batches else loader_made(draft.code, seen)
-    if made is not None:
+    if own:
+        _check_ends(loop, batches, own)
+    if seen.micro_batch == variant.micro_batch:
+        pass  # an argument has already set it
+    elif made is not None:
         draft = with_loader(draft, seen, made, variant.micro_batch)
     else:
         draft = _with_made_batch(draft, seen, loop, variant.micro_batch)
@@ -394,6 +398,20 @@ def with_split(draft: Draft, seen: Seen, variant: Variant) -> Draft:
         else:
             draft = with_inner_loop(draft, loop, times)
     return draft.applied()
+
+
+def _check_ends(loop: Loop, batches: Batches | None, own: Sequence[ast.expr]) -> None:
+    """Raise NotCertain if the loop ends by a count of micro-batches, which would come sooner."""
+    source, statement = loop.source, loop.statement
+    remainders = set(_remainders(loop))
+    if not any(source.parents[one] in remainders for one in own):
+        return  # the micro-batches are an inner loop
+    counted = statement.iter if batches is None and isinstance(statement, ast.For) else None
+    if is_call_of(counted, "range", "trange"):
+        raise NotCertain(f"{source.where(statement)} counts micro-batches, and would end too soon")
+    for one in ast.walk(statement):
+        if isinstance(one, ast.If) and any(isinstance(each, ast.Break) for each in one.body):
+            raise NotCertain(f"{source.where(one)} may end the loop by a count of micro-batches")
 
 
 def _with_own_numbers(
