@@ -45,6 +45,20 @@ def test_a_rank_that_left_with_a_code_goes_before_those_that_lost_it() -> None:
     assert (failure.rank, failure.exit_code, failure.signal) == (1, 7, None)
 
 
+def test_a_rank_that_torchrun_ended_is_not_the_cause() -> None:
+    for codes in ({0: -15, 1: -6}, {0: -15, 1: -9}, {0: -9, 1: 7, 2: -15}):
+        failure = first_failure([], codes)
+        assert failure is not None
+        assert failure.rank == 1
+    # What ended first is on another machine: here one lost it, and torchrun ended the other.
+    failure = first_failure([error(1, 1.0, PEER)], {0: -15, 1: 1})
+    assert failure is not None
+    assert (failure.rank, failure.is_consequence) == (1, True)
+    failure = first_failure([], {0: -15, 1: -15})  # a user's kill
+    assert failure is not None
+    assert failure.signal == "SIGTERM"
+
+
 def test_an_error_that_only_blames_a_peer_says_so() -> None:
     failure = first_failure([error(0, 1.0, PEER)], {0: 1})
     assert failure is not None

@@ -31,6 +31,7 @@ examples:
   oomph launch plan.json --script submit_train.sh -- --lr 1e-4
   oomph launch plan.json --via slurm --time 12h -- train.py
   oomph launch plan.json --via --wait -- train.py           through the scheduler found here
+  oomph launch plan.json --via kubernetes --image mine:1 -- train.py | kubectl apply -f -
   oomph launch --status last
   oomph launch --follow last
   oomph launch --cancel 20261119-0612
@@ -96,7 +97,8 @@ def _add_job_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="found",
         metavar="WHAT",
-        help="slurm or sge (Grid Engine); without a name: the one that answers here",
+        help="slurm or sge (Grid Engine); without a name: the one that answers here. pbs,"
+        " kubernetes (a Job) and trainjob (Kubeflow's) are printed, not submitted",
     )
     job.add_argument("--name", metavar="NAME", help="of the job (default: the script's name)")
     job.add_argument("--time", metavar="TIME", help="time limit: 90m, 12h")
@@ -119,6 +121,7 @@ def _add_job_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument(
         "--gpu-resource", default="gpu", metavar="NAME", help="what the site calls its GPUs"
     )
+    job.add_argument("--image", metavar="IMAGE", help="of the pods, with Kubernetes")
     job.add_argument("--pe", metavar="NAME", help="Grid Engine's parallel environment")
     job.add_argument(
         "--wait", action="store_true", help="print the job's output, and end with its exit code"
@@ -149,11 +152,17 @@ def _run_existing(options: argparse.Namespace) -> int:
 
 
 def _run_job(options: argparse.Namespace) -> int:
+    from oomph.records.launch import PRINTED
     from oomph.verbs import launch as verb
 
     wanted = _wanted(options, via=_via(options))
     _refuse_what_is_for_here(options)
-    if options.dry_run:
+    if options.wait and options.via in PRINTED:
+        raise UsageError(
+            f"oomph does not submit to {options.via}, and cannot wait for it",
+            attempt="without --wait: what is printed is for qsub or kubectl apply -f -",
+        )
+    if options.dry_run or options.via in PRINTED:
         return _print_dry_run(verb.dry_run(wanted), options)
     job = verb.submit(wanted)
     if not options.json:
@@ -191,16 +200,19 @@ def _wanted(options: argparse.Namespace, via: str | None) -> Wanted:
         options=tuple(options.option),
         gpu_resource=options.gpu_resource,
         parallel_environment=options.pe,
+        image=options.image,
     )
 
 
 def _via(options: argparse.Namespace) -> str:
-    if options.via in ("found", "slurm", "sge"):
+    from oomph.records.launch import PRINTED
+
+    if options.via in ("found", "slurm", "sge", *PRINTED):
         return str(options.via)
     is_plan = options.plan is None and options.via.endswith(".json")
     raise UsageError(
         f"--via {options.via!r:.60} is no scheduler",
-        because="it is slurm or sge, or stands alone for the one that is found",
+        because=f"it is one of slurm, sge, {', '.join(PRINTED)}, or stands alone",
         attempt=f"oomph launch {options.via} --via -- SCRIPT" if is_plan else "--via slurm",
     )
 
@@ -269,7 +281,7 @@ def _refuse_what_is_for_a_job(options: argparse.Namespace) -> None:
     given = {"--name": options.name, "--time": options.time, "--steps": options.steps}
     given |= {"--memory": options.memory, "--queue": options.queue, "--pe": options.pe}
     given |= {"--cpus-per-gpu": options.cpus_per_gpu, "--option": options.option or None}
-    given |= {"--wait": options.wait or None}
+    given |= {"--wait": options.wait or None, "--image": options.image}
     flag = next((flag for flag, value in given.items() if value is not None), None)
     if flag:
         raise UsageError(

@@ -72,16 +72,24 @@ def read_errors(directory: Path, after: float = 0.0) -> list[RankError]:
 def first_failure(errors: list[RankError], exit_codes: Mapping[int, int]) -> RankFailure | None:
     """Return the rank that failed first; exit_codes are torchrun's, by rank, a signal negative.
 
-    An error that blames a peer is the cause only if no other rank is known to have failed.
+    An error that blames a peer is the cause only if no other rank is known to have failed. torchrun
+    ends the other ranks by SIGTERM, then by SIGKILL, and lists them among the failures.
     """
     own = [one for one in errors if not blames_a_peer(one.error)]
     if own:
         return _failed(own[0], exit_codes)
-    silent = sorted(exit_codes.keys() - {one.rank for one in errors})
-    if silent:  # killed, or ended by sys.exit: no exception was seen
-        code = exit_codes[silent[0]]
-        return RankFailure(rank=silent[0], exit_code=_shell_code(code), signal=_signal(code))
+    # Killed, or ended by sys.exit: no exception was seen.
+    silent = exit_codes.keys() - {one.rank for one in errors}
+    first = min(silent, key=lambda rank: (_by_torchrun(exit_codes[rank]), rank), default=None)
+    if first is not None and (not errors or exit_codes[first] != -signal.SIGTERM):
+        code = exit_codes[first]
+        return RankFailure(rank=first, exit_code=_shell_code(code), signal=_signal(code))
     return _failed(errors[0], exit_codes) if errors else None
+
+
+def _by_torchrun(code: int) -> int:
+    """Return how likely torchrun itself ended a rank with that code."""
+    return {-signal.SIGTERM: 2, -signal.SIGKILL: 1}.get(code, 0)
 
 
 def blames_a_peer(error: str) -> bool:

@@ -16,7 +16,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -24,7 +24,9 @@ from typing import Literal, Protocol
 from oomph.errors import UsageError
 from oomph.launching.grid_engine import GridEngine
 from oomph.launching.job_body import EXIT_CODE, OUTPUT, SCRIPT
+from oomph.launching.kubernetes import job_manifest, trainjob_manifest
 from oomph.launching.own_script import directives_of, refuse_named_gpus, refuse_other_gpus
+from oomph.launching.pbs import pbs_script
 from oomph.launching.slurm import Slurm
 from oomph.monitoring.diary import META, make_directory, new_id, runs_directory
 from oomph.records.launch import Job, JobState, Request, Training, Via
@@ -75,6 +77,12 @@ class Queue(Protocol):
         """End the job."""
 
 
+# What is written for schedulers that oomph does not talk to.
+PRINTED: dict[str, Callable[[Training, Request, Variant | None], str]] = {
+    "pbs": pbs_script,
+    "kubernetes": job_manifest,
+    "trainjob": trainjob_manifest,
+}
 _QUEUES: dict[str, type[Queue]] = {"slurm": Slurm, "sge": GridEngine}
 
 
@@ -107,13 +115,15 @@ class Order:
 
 
 def render(order: Order, directory: Path | None = None) -> str:
-    """Return the script of the job, as it would be submitted. Raises OomphError."""
-    queue, request = queue_of(order.via), order.request
+    """Return the job's script or manifest, as it would be submitted. Raises OomphError."""
+    request = order.request
     refuse_named_gpus(f"-N {request.name}")
     for option in request.options:
         refuse_named_gpus(option)
     refuse_other_gpus(request.options, request, "--option")
-    own_script = order.training.own_script
+    if order.via in PRINTED:
+        return PRINTED[order.via](order.training, request, order.variant)
+    queue, own_script = queue_of(order.via), order.training.own_script
     own = () if own_script is None else directives_of(own_script, queue.directive, request)
     where = directory or runs_directory().absolute() / "RUN"
     return queue.script(order.training, request, order.variant, where, own)

@@ -125,6 +125,7 @@ def order_of(wanted: Wanted, plan: Plan | None) -> Order:
         options=wanted.options,
         gpu_resource=wanted.gpu_resource,
         parallel_environment=wanted.parallel_environment,
+        image=wanted.image,
     )
     return Order(
         training=training,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Via = Literal["slurm", "sge", "pbs", "kubernetes", "trainjob"]
-SUBMITTED: tuple[Via, ...] = ("slurm", "sge")  # tested on the real daemons; others are rendered
+Via = Literal["slurm", "sge"]  # schedulers that jobs are handed to
+PRINTED = ("pbs", "kubernetes", "trainjob")  # for these, the job is only printed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,3 +108,4 @@ class Wanted:
     options: tuple[str, ...] = ()
     gpu_resource: str = "gpu"
     parallel_environment: str | None = None
+    image: str | None = None
