@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from oomph.errors import OomphError
+from oomph.exporting.rewriting.accumulation import ends_too_soon
 from oomph.exporting.rewriting.diff import (
     code_of,
     diff_of,
@@ -61,6 +62,8 @@ def find_changes(
     if effort == "edits":
         return search.edits(Start(arguments=script.arguments), search.seen)
     changes = search.with_tries()
+    if not changes.changes_anything(script.arguments) and changes.is_whole:
+        return changes  # the plan is the script as it is, and was rehearsed
     return replace(changes, patched=search.patched(changes))
 
 
@@ -81,8 +84,7 @@ class _Search:
         self._is_batch_known = rehearser.seen.is_batch_known
         self._possible: Possible = rehearser.look()
         self._sources = _sources(script, rehearser.files)
-        self._files = read_sources(self._sources)
-        code = code_of(self._files, self.seen)
+        code = code_of(read_sources(self._sources), self.seen)
         self._framework = framework_of(code)
         self._configs = _configs(script, config_paths(code, script.arguments))
         self._here = str(Path(script.directory).resolve())
@@ -90,19 +92,24 @@ class _Search:
     def edits(self, start: Start, seen: Seen) -> ScriptChanges:
         """Return the certain edits that a start of the script still needs, with the start's own."""
         found = script_changes(
-            self._sources,
+            self._sources_of(start),
             start.arguments,
             seen,
             self._plan,
             possible=self._possible,
             directory=self._here,
         )
-        diffs = [
-            diff_of(name_from(path, self._here), self._configs[path], text)
-            for path, text in start.edited
-        ]
-        edited = (*start.edited, *found.edited)
-        return replace(found, diff="".join([*diffs, found.diff]), edited=edited)
+        edited = {**dict(start.edited), **dict(found.edited)}
+        before = {**self._configs, **self._sources}
+        diffs = (
+            diff_of(name_from(path, self._here), before[path], text)
+            for path, text in edited.items()
+        )
+        return replace(found, diff="".join(diffs), edited=tuple(edited.items()))
+
+    def _sources_of(self, start: Start) -> dict[str, str]:
+        edited = dict(start.edited)
+        return {path: edited.get(path, text) for path, text in self._sources.items()}
 
     # ---- trying other starts ---------------------------------------------------------------------
 
@@ -125,19 +132,19 @@ class _Search:
 
     def _is_to_try(self, aspect: Aspect, changes: ScriptChanges) -> bool:
         """Return whether to look for a switch: of precision and recomputation also before edits."""
-        if aspect == "split" or self._framework is not None:
-            return aspect in changes.left or (
-                self._framework is not None and "split" in changes.left
-            )
+        has_failed = self._framework is not None and "split" in changes.left  # all at once
+        if aspect in changes.left or has_failed:
+            return True
         variant = self._plan.variant
-        is_on = {
-            "precision": variant.precision != self.seen.precision,
-            "checkpointing": variant.checkpointing == "blocks",
-        }
-        return aspect in changes.left or is_on[aspect]
+        if aspect == "checkpointing":
+            return variant.checkpointing == "blocks" and self._framework != "hf"
+        is_plain = self._framework is None  # a tool has its own setting
+        return aspect == "precision" and is_plain and variant.precision != self.seen.precision
 
     def _tried(self, aspect: Aspect, start: Start, seen: Seen) -> tuple[Start, Seen] | None:
-        code = code_of(self._files, seen)
+        code = code_of(read_sources(self._sources_of(start)), seen)
+        if aspect == "split" and self._framework is None and ends_too_soon(code):
+            return None
         follows: tuple[Start, Seen] | None = None
         variant = self._plan.variant
         for one in starts(aspect, code, start, self._configs, seen, variant):

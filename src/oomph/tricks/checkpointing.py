@@ -358,6 +358,10 @@ def _in_script(variant: Variant, possible: Possible) -> Fragment:
     elif is_selective:
         context = f", context_fn=lambda: {_SELECTIVELY}"
     functions[0] = _IN_SCRIPT.replace("{contexts}", context)
+    if possible.attention_is in ("eager", "sdpa"):  # a model of transformers
+        first = "    for block in map("
+        cache = "".join(f"    {line}\n" for line in _NO_CACHE)
+        functions[0] = functions[0].replace(first, cache + first)
     text = "\n".join([*functions, *([_SELECTIVE] if is_selective else [])])
     for name in ("CheckpointPolicy", "create_selective_checkpoint_contexts"):
         text = re.sub(rf"(?<![.\w]){name}\b", f"torch.utils.checkpoint.{name}", text)
