@@ -208,12 +208,13 @@ class _Search:
                 differences=(),
                 error=why,
             )
-        differences = list[str]()
-        if found.seen is not None and changes.is_whole:
-            differences += self._differences(self._planned_seen(), found.seen)
+        assert found.seen is not None  # noqa: S101 - it is a script's
+        if changes.is_whole:
+            differences = self._differences(self._planned_seen(), found.seen)
             differences += _missing(self._plan.variant, found.seen)
-        if changes.is_whole and (more := _more_memory(found, planned)):
-            differences.append(more)
+            differences += _more_memory(found, planned)
+        else:
+            differences = _said(_lasting(self.seen, found.seen))
         return Patched(
             fits=found.fits,
             device_bytes=found.device_bytes,
@@ -253,13 +254,7 @@ class _Search:
     def _differences(self, expected: Seen, found: Seen) -> list[str]:
         """Return what a rehearsal shows that is not expected, a sentence each."""
         facts = [
-            ("the model is", expected.model, found.model),
-            ("parameters:", expected.num_parameters, found.num_parameters),
-            ("trained parameters:", expected.num_trainable, found.num_trainable),
-            ("the optimizer is", expected.optimizer, found.optimizer),
-            ("optimizers:", expected.num_optimizers, found.num_optimizers),
-            ("the learning rate is", expected.learning_rate, found.learning_rate),
-            ("gradients are clipped:", expected.clips_gradients, found.clips_gradients),
+            *_lasting(expected, found),
             ("it computes in", expected.precision, found.precision),
             ("activations are recomputed:", expected.checkpointing, found.checkpointing),
         ]
@@ -271,11 +266,31 @@ class _Search:
             if self._framework is None:  # a tool divides the loss in its own way
                 divisors = expected.loss_divisor, found.loss_divisor
                 facts.append(("the loss is divided by", *divisors))
-        return [
-            f"{what} {_number(now)}, not {_number(wanted)}"
-            for what, wanted, now in facts
-            if not _is_equal(wanted, now)
-        ]
+        return _said(facts)
+
+
+_Fact = tuple[str, object, object]  # in words, as expected, as found
+
+
+def _lasting(expected: Seen, found: Seen) -> list[_Fact]:
+    """Return what no plan of a script changes."""
+    return [
+        ("the model is", expected.model, found.model),
+        ("parameters:", expected.num_parameters, found.num_parameters),
+        ("trained parameters:", expected.num_trainable, found.num_trainable),
+        ("the optimizer is", expected.optimizer, found.optimizer),
+        ("optimizers:", expected.num_optimizers, found.num_optimizers),
+        ("the learning rate is", expected.learning_rate, found.learning_rate),
+        ("gradients are clipped:", expected.clips_gradients, found.clips_gradients),
+    ]
+
+
+def _said(facts: Sequence[_Fact]) -> list[str]:
+    return [
+        f"{what} {_number(now)}, not {_number(wanted)}"
+        for what, wanted, now in facts
+        if not _is_equal(wanted, now)
+    ]
 
 
 def _is_equal(one: object, other: object) -> bool:
@@ -299,12 +314,12 @@ def _missing(variant: Variant, found: Seen) -> list[str]:
     return [what for what, is_missing in wanted.items() if is_missing]
 
 
-def _more_memory(found: Prediction, planned: Prediction) -> str | None:
+def _more_memory(found: Prediction, planned: Prediction) -> list[str]:
     """Return how much more memory it needs than planned, if that is more than detail."""
     more_bytes = found.device_bytes - planned.device_bytes
     if more_bytes <= max(_ALIKE_BYTES, int(_ALIKE_RATIO * planned.device_bytes)):
-        return None
-    return f"it needs {format_bytes(more_bytes)} more than planned"
+        return []
+    return [f"it needs {format_bytes(more_bytes)} more than planned"]
 
 
 # ---- in words ------------------------------------------------------------------------------------
