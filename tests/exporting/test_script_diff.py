@@ -461,10 +461,7 @@ def test_accelerate_without_accumulate_is_for_the_user() -> None:
     "made",
     [
         "accelerator = (\n    Accelerator(log_with='all') if tracked else Accelerator()\n)\n",
-        (
-            "if a:\n  accelerator = Accelerator(log_with='all')\n"
-            "else:\n  accelerator = Accelerator()\n"
-        ),
+        "if a:\n accelerator = Accelerator(log_with='all')\nelse:\n accelerator = Accelerator()\n",
     ],
 )
 def test_both_accelerators_of_a_conditional_are_changed(made: str) -> None:

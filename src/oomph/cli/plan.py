@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from oomph.records.check import Checks
     from oomph.records.plan import Plans
-    from oomph.records.script import Script, ScriptChanges
+    from oomph.records.script import Patched, Script, ScriptChanges
 
 EXPORTS = ("hf", "lightning", "accelerate", "deepspeed", "torchrun", "slurm", "sge", "code")
 
@@ -195,8 +195,9 @@ def run(options: argparse.Namespace) -> int:
         from oomph.showing.terminal import print_written
 
         print_written(written)
-    if options.verify and plans.best is not None:
-        return _exit_code_of_changes(plans.changes)
+    patched = plans.changes.patched if plans.changes is not None else None
+    if options.verify and plans.changes is not None and patched is not None:
+        return _exit_code_of_patch(patched, is_whole=plans.changes.is_whole)
     return _exit_code(plans)
 
 
@@ -318,14 +319,11 @@ def _exit_code(plans: Plans) -> int:
     return EXIT_YES if plans.best.fits == "yes" else EXIT_UNCERTAIN
 
 
-def _exit_code_of_changes(changes: ScriptChanges | None) -> int:
+def _exit_code_of_patch(patched: Patched, *, is_whole: bool) -> int:
     """Return whether the changes are the whole plan, and the changed script is as planned."""
-    patched = None if changes is None else changes.patched
-    if changes is None or patched is None or patched.fits is None:
-        return EXIT_UNCERTAIN
     if patched.fits == "no":
         return EXIT_NO
-    is_sure = changes.is_whole and patched.is_as_planned and patched.fits == "yes"
+    is_sure = is_whole and patched.is_as_planned and patched.fits == "yes"
     return EXIT_YES if is_sure else EXIT_UNCERTAIN
 
 

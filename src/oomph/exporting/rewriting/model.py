@@ -77,8 +77,9 @@ def with_imports(draft: Draft, source: Source, imports: Sequence[str], text: str
         return draft
     last = _last_import(source)
     rest = source.text[source.next_line(source.span(last)[1]) :]
-    if text and rest.strip() and not rest.startswith(("\n", "\r")):
-        added += ["", ""]
+    if text and rest.strip():  # two blank lines below a function
+        found = re.match(r"(?:[ \t]*(?:\r\n|\r|\n))*", rest)
+        added += [""] * max(0, 2 - len((found.group() if found else "").splitlines()))
     return draft.plus(source.after(last, added))
 
 
