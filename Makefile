@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types house docs docs-site pictures rest fix accuracy times \
+.PHONY: help demo test test-slow test-ranks check format lint types house docs docs-site pictures rest fix accuracy times \
   recordings recipes verdicts bench clean web test-web
 
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
@@ -41,6 +41,9 @@ test: $(VENV)/.installed-dev ## set up, then run the tests
 
 test-slow: $(VENV)/.installed-dev ## the suites that take minutes: real training of all kinds
 	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m slow
+
+test-ranks: $(VENV)/.installed-dev ## a thousand random failures on 2 to 4 gloo ranks (half an hour on 2 cores)
+	$(BIN)/python -m pytest tests/training/test_ranks.py tests/training/test_shards.py
 
 check: format lint types house docs test-web rest ## format, lint, types, house, docs and tests: what CI runs
 

@@ -284,7 +284,8 @@ class Ranks:
 
     def does_not_fit(self, recovery: Recovery, error_text: str) -> OomphError:
         """Return the error of a rank that cannot go on, after telling all other ranks."""
-        self.vote(None, Answer.DOES_NOT_FIT)
+        if self._is_awaited:
+            self.vote(None, Answer.DOES_NOT_FIT)
         return recovery.nothing_left(error_text)
 
     def failed_elsewhere(self) -> OomphError:

@@ -190,8 +190,9 @@ class ShardedRanks(Ranks):
         if runs is None:
             return
         if self._shards.tape.is_broken:
-            self._is_awaited = False
-        elif has_failed:
+            self._is_awaited = False  # nobody can vote any more
+            raise _cannot_follow("a collective has failed: another rank has probably ended")
+        if has_failed:
             self._follow()
             return
         self._shards.tape.end(_DONE)
@@ -203,7 +204,7 @@ class ShardedRanks(Ranks):
             self._shards.follow(self._leader, self.rank, self.num_ranks)
         except (RuntimeError, MemoryError) as error:
             self._is_awaited = False  # they wait in a collective, not in a vote
-            raise _cannot_follow(error) from error
+            raise _cannot_follow(str(error) or type(error).__name__) from error
 
     @contextmanager
     def evaluating(
@@ -251,10 +252,10 @@ class ShardedRanks(Ranks):
         return torch.tensor(whole, dtype=torch.float64)
 
 
-def _cannot_follow(error: BaseException) -> OomphError:
+def _cannot_follow(because: str) -> OomphError:
     return NotRecovered(
         "this rank cannot finish the pass that the others are in",
-        because=" ".join(str(error).split())[:200] or type(error).__name__,
+        because=" ".join(because.split())[:200],
         attempt=HOW,
     )
 

@@ -202,7 +202,8 @@ class StepAttempts(Attempts):
                         return self._close(is_last=True)
                     self._ranks.end()
                     return None
-            except BaseException:
+            except BaseException as error:
+                self._note(error)
                 self._give_up()
                 raise
 
