@@ -154,15 +154,18 @@ def planned(_: Path, rank: int, num_ranks: int) -> dict[str, Any]:
     for sharding in ("ddp", "fsdp", *(["hybrid"] if num_ranks == 4 else [])):
         # Each rank begins with other weights: those of the first count.
         job = Job(num_ranks, sharding, seed=0 if rank == 0 else 7)
+        losses = []
         for step in range(3):
             job.step.forget_sizes()
+            losses.append(float(job.step.evaluate(part_of(step, rank, num_ranks))))
             job.loss.num_in_backward = int(rank == num_ranks - 1)
-            job.step(part_of(step, rank, num_ranks))
+            losses.append(float(job.step(part_of(step, rank, num_ranks)).loss))
         kind = type(job.model)
         found[sharding] = {
             "kind": "ddp" if kind is DistributedDataParallel else kind.__mro__[1].__name__,
             "has_views": getattr(job.model, "gradient_as_bucket_view", None),
             "num_ooms": job.step.num_ooms,
+            "losses": losses,
             "state": whole_of(job.model),
             "places": str([p.placements for p in job.model.parameters() if isinstance(p, DTensor)]),
         }

@@ -60,6 +60,8 @@ def test_a_plan_is_applied_and_trains_as_one_process_though_a_rank_runs_out_of_m
         for sharding, kind in kinds.items():
             assert found["planned"][sharding]["kind"] == kind
             assert found["planned"][sharding]["num_ooms"] == 3 * rank
+            losses = found["planned"][sharding]["losses"]
+            assert losses[::2] == pytest.approx(losses[1::2])  # of this rank's own examples
             assert_same(found["planned"][sharding]["state"], found["by_one"]["after 3"])
         assert found["planned"]["ddp"]["has_views"]
 
