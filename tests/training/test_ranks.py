@@ -166,7 +166,7 @@ def test_where_one_rank_refuses_to_split_all_end_as_they_began(ranks: list[Found
         ("fsdp_unsynced", "set_requires_gradient_sync(False)"),
         ("fsdp_late", "set_requires_gradient_sync(False)"),
         ("fsdp_kept", "set_reshard_after_backward(False)"),
-        ("fsdp_norm", "cannot train SyncBatchNorm"),
+        ("fsdp_norm", "SyncBatchNorm waits"),
         ("fsdp_in_part", "is not sharded"),
         ("fsdp_and_tensors", "tensor parallelism"),
         ("fsdp_scaler", "bf16"),

@@ -17,6 +17,7 @@ from oomph.training.restarting import RestartFile
 
 SCRIPT = Path(__file__).with_name("sharded.py")
 TESTS = str(SCRIPT.parents[1])
+SCENARIOS = ("planned", "precise", "resorts", "evaluated", "refused", "alone", "votes")
 Found = dict[str, Any]
 
 
@@ -43,7 +44,7 @@ def found_in(folder: Path, num_ranks: int) -> list[Found]:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     folder = tmp_path_factory.mktemp("shards")
-    return started(folder, 2, "by_one", "planned", "precise", "resorts", "evaluated", "refused")
+    return started(folder, 2, "by_one", *SCENARIOS)
 
 
 def assert_same(state: Found, other: Found) -> None:
@@ -102,6 +103,21 @@ def test_what_one_rank_cannot_do_all_refuse_and_go_on(two: list[Found]) -> None:
     assert "at different points" in second[2]
     for found in two:
         assert_same(found["refused"]["state"], found["by_one"]["after 3"])
+
+
+def test_a_rank_alone_recovers_as_well(two: list[Found]) -> None:
+    for rank, found in enumerate(two):
+        assert found["alone"]["num_ooms"] == 3 * (rank + 1)
+        assert_same(found["alone"]["state"], found["by_one"]["after 3"])
+
+
+def test_ranks_agree_before_each_pass_and_three_times_more(two: list[Found]) -> None:
+    for found in two:
+        # Two pieces of the first rank. The first step checks its split, and copies the weights.
+        first, *others = found["votes"]["None"]
+        assert others == [2 + 3, 2 + 3]
+        assert first > 2 + 3 + 1
+        assert found["votes"]["mean"][1:] == [2 + 4, 2 + 4]
 
 
 @pytest.mark.slow
