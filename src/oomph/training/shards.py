@@ -55,9 +55,8 @@ from oomph.training.ranks import (
     timeout_of,
     voters_of,
 )
-from oomph.training.recovery import Recovery, release, tried_twice
+from oomph.training.recovery import Recovery, own_part, release, tried_twice
 from oomph.training.restarting import HOW, NotRecovered
-from oomph.training.rollback import own_part
 from oomph.training.update import SignalsHeld
 from oomph.tricks.blocks import find_blocks
 
