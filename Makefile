@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-schedulers test-python check format lint types house docs docs-site pictures rest fix accuracy times \
+.PHONY: help demo test test-slow test-ranks test-schedulers test-python check format lint types house docs docs-site pictures rest fix accuracy times \
   recordings recipes verdicts bench clean web test-web
 
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
@@ -43,6 +43,9 @@ test: $(VENV)/.installed-dev ## set up, then run the tests
 
 test-slow: $(VENV)/.installed-dev ## the suites that take minutes: real training of all kinds
 	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m slow
+
+test-ranks: $(VENV)/.installed-dev ## a thousand random failures on 2 to 4 gloo ranks (half an hour on 2 cores)
+	$(BIN)/python -m pytest tests/training/test_ranks.py tests/training/test_shards.py
 
 # Debian may start the packages' own daemons; the tests start others, on ports of their own.
 test-schedulers: $(VENV)/.installed-dev ## jobs of real Slurm and Grid Engine daemons, from Debian where that is allowed

@@ -72,7 +72,7 @@ class Attempts:
             around=self.forward_context,
             is_sharded=ranks.is_sharded,
         )
-        self.restart_file = RestartFile(None)
+        self.restart_file, self._size = RestartFile(None), 0  # what to note there: the last size
         self._opened: list[OpenBatch] = []  # since the last update
         self._running: OpenBatch | None = None  # the one an out-of-memory error would belong to
 
@@ -84,8 +84,7 @@ class Attempts:
             while not self._settle((yield from self._attempt(is_again=is_again))):
                 is_again = True
         except BaseException as error:  # including GeneratorExit, when the caller leaves the loop
-            if isinstance(error, NotRecovered) and self._opened:
-                self.restart_file.note(self._opened[-1].size)
+            self._note(error)
             self._give_up()
             raise
 
@@ -178,6 +177,7 @@ class Attempts:
                 restore_rngs(batch.rngs)
             self._running, measured = batch, self._recovery.measured
             self._set_size(batch)
+            self._size = batch.size
             parts = self._parts(batch)
             if measured is not None:
                 measured.begin(batch.elements, batch.size)
@@ -268,7 +268,8 @@ class Attempts:
         """Undo everything since the update; return True if the same examples must be rerun."""
         try:
             return self._is_caught(error)
-        except BaseException:
+        except BaseException as found:
+            self._note(found)
             self._give_up()
             raise
 
@@ -277,7 +278,8 @@ class Attempts:
             self._undo_or_refuse()
             return True
         failed = self._running
-        if failed is None or not is_out_of_memory(error):
+        is_final = isinstance(error, NotRecovered)  # though memory may have been its cause
+        if failed is None or is_final or not is_out_of_memory(error):
             self._give_up()
             return False
         text = text_of(error)
@@ -302,6 +304,11 @@ class Attempts:
             self._undo()
         except OomphError as error:
             self._refuse(error)
+
+    def _note(self, error: BaseException) -> None:
+        """Note a smaller size for the next start, if this one cannot go on."""
+        if isinstance(error, NotRecovered):
+            self.restart_file.note(self._size)
 
     def _refuse(self, error: OomphError) -> NoReturn:
         self._end()

@@ -284,7 +284,8 @@ class Ranks:
 
     def does_not_fit(self, recovery: Recovery, error_text: str) -> OomphError:
         """Return the error of a rank that cannot go on, after telling all other ranks."""
-        self.vote(None, Answer.DOES_NOT_FIT)
+        if self._is_awaited:
+            self.vote(None, Answer.DOES_NOT_FIT)
         return recovery.nothing_left(error_text)
 
     def failed_elsewhere(self) -> OomphError:
@@ -473,9 +474,7 @@ def ranks_of(model: nn.Module, optimizers: Iterable[Optimizer] = ()) -> Ranks:
     Raises UsageError for models and optimizers that wait for other ranks by themselves.
     """
     modules = list(model.modules())
-    things: list[nn.Module | Optimizer] = [*modules, *optimizers]
-    for each in things:
-        _refuse_kind(each)
+    refuse_waiting([*modules, *optimizers])
     if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
         raise _refused("tensor parallelism (parameters that are DTensors)")
     replicas = [each for each in modules if isinstance(each, DistributedDataParallel)]
@@ -526,9 +525,9 @@ _WAITING = (
 )
 
 
-def _refuse_kind(thing: nn.Module | Optimizer) -> None:
-    """Raise UsageError for a module or optimizer that waits for other ranks by itself."""
-    for kind in type(thing).__mro__:
+def refuse_waiting(things: Iterable[nn.Module | Optimizer]) -> None:
+    """Raise UsageError for modules and optimizers that wait for other ranks by themselves."""
+    for kind in (kind for thing in things for kind in type(thing).__mro__):
         for name, place, called in _WAITING:
             if kind.__name__ == name and kind.__module__.startswith(place):
                 raise _refused(called)

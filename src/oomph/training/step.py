@@ -202,7 +202,8 @@ class StepAttempts(Attempts):
                         return self._close(is_last=True)
                     self._ranks.end()
                     return None
-            except BaseException:
+            except BaseException as error:
+                self._note(error)
                 self._give_up()
                 raise
 
@@ -371,6 +372,8 @@ class StepAttempts(Attempts):
         if is_whole and self._division.is_given and not self._division.is_sum:
             self._ranks.weigh(self._so_far.total)
         factor, size = self._factor if is_whole else 1.0, self._so_far.size
+        if is_whole and self._ranks.is_sharded and not self._division.is_sum:
+            factor = 1 / sum(share for _, share in self._losses)  # a mean over this rank's own
         self.result = Result(
             tuple(self._losses),
             factor,

@@ -6,7 +6,8 @@
 
 A step completes or does not happen. After an out-of-memory error, gradients, generators and buffers
 are restored and the same examples rerun in smaller pieces. After Ctrl-C or any other error, the
-state is that of the last complete step. With DistributedDataParallel, this holds on all ranks.
+state is that of the last complete step. With DistributedDataParallel and FSDP2, this holds on all
+ranks.
 """
 
 from __future__ import annotations
@@ -45,13 +46,14 @@ _FORMAT = 2  # version of the state_dict layout
 class Stepper:
     """Trains one batch at a time, in as many pieces as memory requires.
 
-    model: plain or in DistributedDataParallel, compiled or not. With DDP, each rank gets its part
-        of a batch, and all ranks step or all raise.
+    model: plain, in DistributedDataParallel or sharded by FSDP2, compiled or not. On several ranks,
+        each gets its part of a batch, and all step or all raise.
     loss: (model, batch) -> a scalar, as in a Workload; without one, use `micro`.
     plan: from oomph.plan. Its tricks are applied, and the sizes that it says fit are tried first.
     weight: what the loss averages over: "mean" over examples, "sum", "tokens" (labels that are not
         -100), "next-tokens" (for causal language models), or a function of a batch. If not given,
-        oomph finds it when a batch is first split. A wrong weight raises an error.
+        oomph finds it when a batch is first split. A wrong weight raises an error. On several
+        ranks, a weight that is given counts globally; else each rank counts the same.
     on_difference: what to do if training in pieces differs from training on whole batches, as with
         a loss that compares examples: "raise", "warn" and go on, or "ignore" (skip the check).
     accumulate: loader batches per optimizer step; `flush` ends a step early.

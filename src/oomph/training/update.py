@@ -23,8 +23,15 @@ from torch.optim import Optimizer
 from oomph.errors import OomphError, UsageError
 from oomph.out_of_memory import is_out_of_memory
 from oomph.training.ranks import Answer, At, Ranks
-from oomph.training.recovery import half_updated, if_memory_allows, release, text_of, tried_twice
-from oomph.training.rollback import on_host, own_part, parameters_of
+from oomph.training.recovery import (
+    half_updated,
+    if_memory_allows,
+    own_part,
+    release,
+    text_of,
+    tried_twice,
+)
+from oomph.training.rollback import on_host, parameters_of
 from oomph.tricks.offload_optimizer import to_clip
 
 Copies = Literal["first", "always", "never"]
