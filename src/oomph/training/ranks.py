@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # torch may have been built without distributed
 
 _T = TypeVar("_T")
 _NEUTRAL = 2**30  # larger than any value of `At` and any rank
+_SHARES = 64  # above every `At`
 _RANK_BITS = 20  # bits of an int32 that hold the rank, below the answer; enough for any cluster
 
 
@@ -114,6 +115,7 @@ class Ranks:
         self._voters, self._device = _voters(self._group, self._parameters)
         self._sent: dict[int, torch.Tensor] = {}  # contiguous gradients, by parameter number
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # buffer, contiguous copy
+        self.shared: torch.Tensor | None = None  # added up over the ranks, beside the gradients
         self._is_uneven = False  # some parameter has a gradient on some ranks only
         self._is_used: list[bool] = []  # per parameter: does any rank use it?
         self._is_awaited = False  # the other ranks vote next and wait for this one
@@ -139,7 +141,7 @@ class Ranks:
     def end(self) -> None:
         """Clear the state of this call, once all ranks have done what they voted for."""
         self._is_awaited = False
-        self._sent, self._buffers = {}, []
+        self._sent, self._buffers, self.shared = {}, [], None
 
     def leave(self) -> None:
         """Answer FAILED in the next vote before this rank raises, unless the others know."""
@@ -170,7 +172,9 @@ class Ranks:
         """
         if self.num_ranks == 1:
             return mine
-        place = (_NEUTRAL, _NEUTRAL) if at is None else (at, -at)
+        # Ranks that share a number must not meet one that does not: it would wait for ever.
+        number = None if at is None else at + _SHARES * (self.shared is not None)
+        place = (_NEUTRAL, _NEUTRAL) if number is None else (number, -number)
         has = [parameter.grad is not None for parameter in self._parameters]
         numbers = [mine << _RANK_BITS | self.rank, *place, *has, *(-each for each in has)]
         answers = self._least(numbers)
@@ -253,8 +257,12 @@ class Ranks:
 
     # ---- gradients and buffers -------------------------------------------------------------------
 
-    def ready(self) -> None:
-        """Compute this rank's part of the mean before the vote; allocate all `average` needs."""
+    def ready(self, shared: torch.Tensor | None = None) -> None:
+        """Compute this rank's part of the mean before the vote; allocate all `average` needs.
+
+        shared: numbers that `average` adds up over the ranks, too.
+        """
+        self.shared = shared
         if not self._replicas:
             return
         given = {n: p.grad for n, p in enumerate(self._parameters) if p.grad is not None}
@@ -281,6 +289,8 @@ class Ranks:
             distributed.broadcast(each, first, group=group, async_op=True)
             for _, each in self._buffers
         ]
+        if self.shared is not None:
+            works.append(distributed.all_reduce(self.shared, group=group, async_op=True))
         for work in works:
             work.wait()
         with torch.no_grad():

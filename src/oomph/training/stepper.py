@@ -22,10 +22,12 @@ from torch.optim import Optimizer
 
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
+from oomph.records.stability import NoiseScale
 from oomph.records.workload import Precision, Variant
 from oomph.stability.examples import BatchDim
 from oomph.training.evaluation import Evaluation, Join, in_eval_mode
 from oomph.training.micro_batches import Batch, Count, Division, Micro, Split, Weight
+from oomph.training.noise_meter import NoiseMeter, NoiseScaleMode
 from oomph.training.ranks import Ranks, ranks_of
 from oomph.training.recovery import NAMES, recovery_for
 from oomph.training.rollback import OwnRollback
@@ -64,6 +66,8 @@ class Stepper:
     keeps_other_rngs: also restore Python's and numpy's generators, at some cost in every step.
     keeps_gradients: add to gradients that exist before a step, instead of dropping them.
     beside: modules that forward writes to and that neither the model nor `loss` refers to.
+    noise_scale: "free" measures the gradient noise scale where a step has several pieces or ranks;
+        "probe" also runs two halves of a batch, one step in fifty, where it has not; or "off".
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Stepper:
         keeps_other_rngs: bool = False,
         keeps_gradients: bool = False,
         beside: Sequence[nn.Module] = (),
+        noise_scale: NoiseScaleMode = "free",
         say: Callable[[str], None] | None = None,
     ) -> None:
         variant, optimizers = _variant_of(plan, precision), several(optimizer)
@@ -119,6 +124,7 @@ class Stepper:
             updates_in_backward=not splits,
             say=say,
         )
+        self._meter = NoiseMeter(rollback.parameters, noise_scale if splits else "off")
         update = Update(
             optimizers,
             rollback.parameters,
@@ -127,6 +133,7 @@ class Stepper:
             clip_grad_norm=clip_grad_norm,
             copies=copies if splits else "never",
             ranks=ranks,
+            meter=self._meter,
         )
         self._evaluation = Evaluation(self._division.pieces, self._division.num, say)
         self._attempts = StepAttempts(
@@ -141,6 +148,7 @@ class Stepper:
             device=device,
             accumulate=accumulate,
             on_difference=on_difference if splits else "ignore",
+            meter=self._meter,
         )
 
     def __call__(self, batch: Batch) -> Result:
@@ -243,6 +251,11 @@ class Stepper:
     def result(self) -> Result | None:
         """Return the result of the last batch; None before the first."""
         return self._attempts.result
+
+    @property
+    def noise_scale(self) -> NoiseScale | None:
+        """Return the gradient noise scale; None while it is not known."""
+        return self._meter.noise_scale
 
     @property
     def micro_batch(self) -> int | None:
