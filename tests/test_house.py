@@ -57,7 +57,8 @@ ROOMS: dict[str, Room] = {
         ("predicting", "sensing", "tricks", "rehearsing", "exporting"),
     ),
     "stability": Room(
-        "is training with a trick still the same training?", ("tricks", "pretending", "rehearsing")
+        "is training still the same with a trick, and stable without?",
+        ("tricks", "pretending", "rehearsing"),
     ),
     "verifying": Room(
         "a prediction beside a few real steps on the GPU here: was it right?",
@@ -68,7 +69,8 @@ ROOMS: dict[str, Room] = {
         ("predicting", "tricks", "pretending", "stability"),
     ),
     "monitoring": Room(
-        "a command or script -> its run directory", ("sensing", "explaining", "showing")
+        "a command or script -> its run directory",
+        ("sensing", "explaining", "showing", "stability"),
     ),
     "serving": Room("the dashboard", ("sensing", "explaining", "showing", "monitoring")),
 }

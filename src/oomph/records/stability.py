@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+ADVICE = ". Try: "  # between what is wrong and what to do
 Trend = Literal["rising", "steady", "falling"]
 WarningKind = Literal[
     "oscillation",  # the loss goes up and down far more than it goes down
@@ -77,7 +78,7 @@ class StabilityWarning:
     advice: str
 
     def __str__(self) -> str:
-        return f"{self.sentence} ({self.evidence}). Try: {self.advice}"
+        return f"{self.sentence} ({self.evidence}){ADVICE}{self.advice}"
 
 
 LearningRateRule = Literal["linear", "square-root", "noise-curve"]

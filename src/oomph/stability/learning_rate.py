@@ -195,5 +195,5 @@ def _scaled_scheduler(scheduler: Any, factor: float) -> Iterator[SettingChange]:
                 )
         elif isinstance(value, int | float) and value:
             yield from _set(own, name, where, value * factor)
-    groups = _optimizer_of(scheduler).param_groups
-    own["_last_lr"] = [float(group["lr"]) for group in groups]  # what it reports
+    # What it reports.
+    own["_last_lr"] = [float(group["lr"]) for group in _optimizer_of(scheduler).param_groups]

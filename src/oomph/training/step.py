@@ -20,6 +20,7 @@ from oomph.training.recovery import Recovery, release, text_of
 from oomph.training.rollback import OwnRollback, on_host, restore_rngs, rng_states
 from oomph.training.split_check import OnDifference
 from oomph.training.update import SignalsHeld, Update
+from oomph.training.vital_signs import VitalSigns
 from oomph.tricks import apply
 from oomph.tricks.offload_optimizer import knows_host, optimizer_on_host, scaler_on_host
 
@@ -118,6 +119,7 @@ class StepAttempts(Attempts):
         accumulate: int,
         on_difference: OnDifference,
         meter: NoiseMeter,
+        signs: VitalSigns,
     ) -> None:
         """device: where pieces are moved to."""
         super().__init__(
@@ -131,7 +133,7 @@ class StepAttempts(Attempts):
             meter=meter,
         )
         self._loss, self._device = loss or _no_loss, device
-        self.scaler, self.update = scaler, update
+        self.scaler, self.update, self.signs = scaler, update, signs
         low = _LOW.get(recovery.resorts.variant.precision)
         self._autocast = None if low is None else torch.autocast(device_kind(model), dtype=low)
         self._losses: list[tuple[torch.Tensor, float]] = []  # loss of a piece, and its weight
@@ -417,14 +419,18 @@ class StepAttempts(Attempts):
             num_ooms=self._recovery.num_ooms - self._recovery.num_ooms_before,
             grad_norm=self._step() if is_whole else None,
         )
-        if not is_whole:
+        if is_whole:
+            self.signs.after(self.result.losses, factor, self.result.grad_norm)
+        else:
             self._rollback.pause()
         self._ranks.end()
         return self.result
 
     def _step(self) -> torch.Tensor | None:
         try:
+            self.signs.before_update()
             norm = self.update()
+            self.signs.after_update()
         except BaseException:
             self._give_up()
             raise

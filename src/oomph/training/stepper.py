@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
-from oomph.records.stability import NoiseScale
+from oomph.records.stability import NoiseScale, StabilityWarning
 from oomph.records.workload import Precision, Variant
 from oomph.stability.examples import BatchDim
 from oomph.training.evaluation import Evaluation, Join, in_eval_mode
@@ -34,6 +34,7 @@ from oomph.training.rollback import OwnRollback
 from oomph.training.split_check import OnDifference
 from oomph.training.step import Loss, Result, StepAttempts, scaler_for
 from oomph.training.update import Copies, SignalsHeld, Update, several
+from oomph.training.vital_signs import VitalSigns
 from oomph.tricks import apply
 from oomph.tricks.optimizer_in_backward import wants_closure
 
@@ -68,6 +69,8 @@ class Stepper:
     beside: modules that forward writes to and that neither the model nor `loss` refers to.
     noise_scale: "free" measures the gradient noise scale where a step has several pieces or ranks;
         "probe" also runs two halves of a batch, one step in fifty, where it has not; or "off".
+    watch_stability: warn of a loss that oscillates or jumps, of gradients and updates that are out
+        of proportion, of steps that the loss scaler skips, and of values that are not finite.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Stepper:
         keeps_gradients: bool = False,
         beside: Sequence[nn.Module] = (),
         noise_scale: NoiseScaleMode = "free",
+        watch_stability: bool = True,
         say: Callable[[str], None] | None = None,
     ) -> None:
         variant, optimizers = _variant_of(plan, precision), several(optimizer)
@@ -135,6 +139,15 @@ class Stepper:
             ranks=ranks,
             meter=self._meter,
         )
+        self._signs = VitalSigns(
+            model,
+            self._meter,
+            scaler,
+            say,
+            is_on=watch_stability,
+            is_clipped=clip_grad_norm is not None,
+            is_first_rank=ranks.rank == 0,
+        )
         self._evaluation = Evaluation(self._division.pieces, self._division.num, say)
         self._attempts = StepAttempts(
             model,
@@ -149,6 +162,7 @@ class Stepper:
             accumulate=accumulate,
             on_difference=on_difference if splits else "ignore",
             meter=self._meter,
+            signs=self._signs,
         )
 
     def __call__(self, batch: Batch) -> Result:
@@ -256,6 +270,11 @@ class Stepper:
     def noise_scale(self) -> NoiseScale | None:
         """Return the gradient noise scale; None while it is not known."""
         return self._meter.noise_scale
+
+    @property
+    def stability_warnings(self) -> tuple[StabilityWarning, ...]:
+        """Return what has gone wrong with the training so far; empty while all is well."""
+        return self._signs.warnings
 
     @property
     def micro_batch(self) -> int | None:
