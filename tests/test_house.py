@@ -54,8 +54,13 @@ ROOMS: dict[str, Room] = {
         "workload or unchanged script -> trace, without a GPU",
         ("predicting", "sensing", "tricks", "pretending", "sandbox"),
     ),
+    "stability": Room(
+        "is training still the same with a trick, and stable without?",
+        ("tricks", "pretending", "rehearsing"),
+    ),
     "monitoring": Room(
-        "a command or script -> its run directory", ("sensing", "explaining", "showing")
+        "a command or script -> its run directory",
+        ("sensing", "explaining", "showing", "stability"),
     ),
     "launching": Room(
         "plan -> processes: torchrun here, or a scheduler's job",
@@ -67,9 +72,6 @@ ROOMS: dict[str, Room] = {
     "planning": Room(
         "predictions -> plans: choices, search, ranking, reasons",
         ("predicting", "sensing", "tricks", "rehearsing", "exporting"),
-    ),
-    "stability": Room(
-        "is training with a trick still the same training?", ("tricks", "pretending", "rehearsing")
     ),
     "verifying": Room(
         "a prediction beside a few real steps on the GPU here: was it right?",

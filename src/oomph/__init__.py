@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from oomph.verbs.training import accelerate as accelerate
     from oomph.verbs.training import apply as apply
     from oomph.verbs.training import offloaded_activations as offloaded_activations
+    from oomph.verbs.training import scale_learning_rate as scale_learning_rate
     from oomph.verbs.verify import verify as verify
     from oomph.verbs.watch import runs as runs
 
@@ -66,6 +67,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "print_gpu_utilization": ("oomph.verbs.gpus", "print_gpu_utilisation"),
     "report": ("oomph.verbs.report", "report"),
     "runs": ("oomph.verbs.watch", "runs"),
+    "scale_learning_rate": ("oomph.verbs.training", "scale_learning_rate"),
     "verify": ("oomph.verbs.verify", "verify"),
     "watching": ("oomph.monitoring.in_script", "watching"),
 }
@@ -95,6 +97,7 @@ __all__ = [
     "print_gpu_utilization",
     "report",
     "runs",
+    "scale_learning_rate",
     "verify",
     "watching",
 ]

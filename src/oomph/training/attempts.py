@@ -19,6 +19,7 @@ from oomph.errors import OomphError
 from oomph.out_of_memory import is_out_of_memory
 from oomph.stability import examples
 from oomph.training.micro_batches import Batch, Division, Micro, left_out, piece_sizes
+from oomph.training.noise_meter import NoiseMeter
 from oomph.training.ranks import FellShortElsewhere, Next, Ranks
 from oomph.training.recovery import Recovery, half_updated, release, text_of, tried_twice
 from oomph.training.restarting import NotRecovered, RestartFile
@@ -58,11 +59,12 @@ class Attempts:
         *,
         on_difference: OnDifference,
         accumulate: int = 1,
+        meter: NoiseMeter,
     ) -> None:
         """accumulate: batches that count as one; 1 for a library that accumulates by itself."""
         self._accumulate = accumulate
         self._model, self._division, self._rollback = model, division, rollback
-        self._recovery, self._ranks = recovery, ranks
+        self._recovery, self._ranks, self._meter = recovery, ranks, meter
         self._check = SplitCheck(
             model,
             division,
@@ -120,6 +122,10 @@ class Attempts:
         """Return whether the next pieces continue an attempt that already has others."""
         return False
 
+    def _has_all_gradients(self) -> bool:
+        """Return whether all gradients of the update come from the batches since the last one."""
+        return True
+
     def _is_half_updated(self) -> bool:
         return False
 
@@ -172,6 +178,8 @@ class Attempts:
 
     def _issue_pieces(self, *, is_again: bool) -> Generator[Micro, None, bool]:
         is_first = not self._continues()
+        if is_again or len(self._opened) == 1:
+            self._meter.begin(may_measure=self._has_all_gradients())
         for batch in self._opened if is_again else self._opened[-1:]:
             if is_again:
                 restore_rngs(batch.rngs)
@@ -187,7 +195,9 @@ class Attempts:
                 micro = Micro(
                     self, data, num, share, is_first, arguments=batch.arguments, is_again=is_old
                 )
+                self._meter.piece(num, num if self._division.is_sum else share)
                 yield micro
+                self._meter.end_piece()
                 is_first = False
                 if micro.has_failed:
                     return False

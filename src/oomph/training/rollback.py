@@ -128,6 +128,11 @@ class OwnRollback(Rollback):
 
     # ---- around each batch ---------------------------------------------------------------------
 
+    @property
+    def adds_to_gradients(self) -> bool:
+        """Return whether the step adds to gradients from before it."""
+        return self._keeps_gradients
+
     def enter(self) -> None:
         """Set aside the gradients of other Steppers."""
         self._aside = []

@@ -115,8 +115,8 @@ class ShardedRanks(Ranks):
         self.end_pass(has_failed=True)
         super().leave()
 
-    def ready(self) -> None:
-        """Do nothing: gradients have been reduced in the passes."""
+    def ready(self, shared: torch.Tensor | None = None) -> None:
+        """Do nothing: gradients have been reduced in the passes, and none are measured."""
 
     def average(self) -> None:
         """Do nothing, as in `ready`."""
