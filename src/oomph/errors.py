@@ -94,6 +94,15 @@ class Unreadable(OomphError):
     exit_code = EXIT_UNREADABLE
 
 
+def without_attempt(line: str) -> str:
+    """Return an error in one line without what to try, for another error that advises itself.
+
+    >>> without_attempt("no driver (it was not found); try: installing it")
+    'no driver (it was not found)'
+    """
+    return line.partition("; try: ")[0]
+
+
 def _again(kind: type[OomphError], fields: dict[str, object]) -> OomphError:
     error = kind.__new__(kind)
     Exception.__init__(error, fields["what"])

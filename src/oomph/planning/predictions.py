@@ -44,7 +44,7 @@ _CHOICES = {
 def what_to_train(workload: Workload | Script | str) -> Workload | Script | tuple[Path, str]:
     """Return the script, the workload, or the workload's place in a file. Raises UsageError."""
     from oomph.rehearsing.models_by_name import is_name, workload_file
-    from oomph.rehearsing.traces import split
+    from oomph.rehearsing.traces import check_script, split
 
     if isinstance(workload, str):
         if is_name(workload):
@@ -52,6 +52,8 @@ def what_to_train(workload: Workload | Script | str) -> Workload | Script | tupl
         if names_workload(workload):
             return split(workload)
         workload = Script(path=workload, directory=str(Path.cwd()))
+    if isinstance(workload, Script) and workload.path is not None:
+        check_script(Path(workload.directory, workload.path), workload.path)
     if isinstance(workload, Script) and sys.platform != "linux":
         raise NotOnThisSystem(
             "rehearsing a script",

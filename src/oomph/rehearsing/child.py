@@ -284,7 +284,11 @@ def _outcome_of(work: Callable[[], Any]) -> Outcome:
     except OomphError as error:
         return False, error
     except SystemExit as error:
-        return False, UserCodeError("the workload ended the program", because=f"exit({error.code})")
+        return False, UserCodeError(
+            "the workload's file ended the program",
+            because=f"exit({error.code}), while it was imported or rehearsed",
+            attempt='what only a program does below `if __name__ == "__main__":`',
+        )
     except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the answer
         return False, explained(error)
 
@@ -292,6 +296,11 @@ def _outcome_of(work: Callable[[], Any]) -> Outcome:
 def explained(error: BaseException) -> OomphError:
     """Return an error in the workload with the user's own line, or one that names oomph's limit."""
     attempt = "running its functions by themselves, on the CPU"
-    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+    if isinstance(error, SyntaxError):
+        attempt = f"mending line {error.lineno}: Python cannot read the file"
+    elif isinstance(error, ModuleNotFoundError) and error.name == "torch":
         attempt = "pip install torch, in the build for your driver"
+    elif isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        attempt = f"pip install {package}, beside oomph; or its directory in PYTHONPATH"
     return fault.explained(error, "workload", attempt)

@@ -119,9 +119,29 @@ def split(place: str) -> tuple[Path, str]:
             because="a workload is named by its file and its name in that file",
             attempt="train.py:workload",
         )
-    if not path.is_file():
-        raise UsageError(f"there is no file {file!r:.200}", attempt="the path of your script")
+    check_script(path, file)
     return path, name
+
+
+def check_script(path: Path, called: str) -> None:
+    """Raise UsageError for a file that is not there, with the name that was probably meant."""
+    if path.is_file():
+        return
+    import difflib
+
+    here = path.parent
+    names = sorted(one.name for one in here.glob("*.py")) if here.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    because = f"the scripts in {here} are {', '.join(names[:6])}" if names else None
+    if path.is_dir():
+        because = "it is a directory"
+    elif not here.is_dir():
+        because = f"there is no directory {here}"
+    raise UsageError(
+        f"there is no file {called!r:.200}",
+        because=because or f"there is no script in {here.resolve()}",
+        attempt=str(Path(called).with_name(near[0])) if near else "the path of your script",
+    )
 
 
 def load(path: Path, name: str) -> Workload:

@@ -39,7 +39,7 @@ def check(
             raise UsageError(
                 f"there is no check {name!r:.40}",
                 because=f"the checks are {', '.join(CHECKS)}",
-                attempt=f"only={CHECKS[0]!r}",
+                attempt=f"some of them, such as {CHECKS[0]}",
             )
     place = split(workload) if isinstance(workload, str) else workload
 
