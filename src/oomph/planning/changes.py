@@ -64,7 +64,10 @@ def find_changes(
     changes = search.with_tries()
     if not changes.changes_anything(script.arguments) and changes.is_whole:
         return changes  # the plan is the script as it is, and was rehearsed
-    return replace(changes, patched=search.patched(changes))
+    patched = search.patched(changes)
+    if changes.is_whole and patched.differences and (other := search.otherwise(changes)):
+        return other
+    return replace(changes, patched=patched)
 
 
 class _Search:
@@ -89,7 +92,7 @@ class _Search:
         self._configs = _configs(script, config_paths(code, script.arguments))
         self._here = str(Path(script.directory).resolve())
 
-    def edits(self, start: Start, seen: Seen) -> ScriptChanges:
+    def edits(self, start: Start, seen: Seen, *, autocasts: bool = False) -> ScriptChanges:
         """Return the certain edits that a start of the script still needs, with the start's own."""
         found = script_changes(
             self._sources_of(start),
@@ -97,6 +100,7 @@ class _Search:
             seen,
             self._plan,
             possible=self._possible,
+            autocasts=autocasts,
             directory=self._here,
         )
         edited = {**dict(start.edited), **dict(found.edited)}
@@ -191,6 +195,17 @@ class _Search:
         if aspect == "precision":
             return replace(seen, precision=variant.precision)
         return replace(seen, checkpointing="by the script")
+
+    def otherwise(self, changes: ScriptChanges) -> ScriptChanges | None:
+        """Return other changes that do what was planned, where a tool's own setting does not."""
+        is_of_tool = self._framework == "accelerate" and not changes.tried
+        if not is_of_tool or self._plan.variant.precision != "bf16":
+            return None
+        start = Start(arguments=self._script.arguments)
+        others = self.edits(start, self.seen, autocasts=True)
+        patched = self.patched(others)
+        is_better = others.is_whole and patched.is_as_planned
+        return replace(others, patched=patched) if is_better else None
 
     # ---- a rehearsal of the result ---------------------------------------------------------------
 
