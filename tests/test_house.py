@@ -35,6 +35,7 @@ GROUND = {
     "units": "sizes and durations <-> text",
     "store": "the one cache, and the one atomic write",
     "oom_message": "the text of an out-of-memory error -> its figures",
+    "progress": "how far the work is -> a line on standard error",
     "out_of_memory": "exception -> which memory ran out",
 }
 # The order of the rooms. A room may import itself, the ground floor, `records`, and the rooms that
@@ -53,7 +54,16 @@ ROOMS: dict[str, Room] = {
         "workload or unchanged script -> trace, without a GPU",
         ("predicting", "sensing", "tricks", "pretending", "sandbox"),
     ),
-    "exporting": Room("plan -> settings of other tools, edits of a script", ("tricks",)),
+    "monitoring": Room(
+        "a command or script -> its run directory", ("sensing", "explaining", "showing")
+    ),
+    "launching": Room(
+        "plan -> processes: torchrun here, or a scheduler's job",
+        ("tricks", "sensing", "monitoring"),
+    ),
+    "exporting": Room(
+        "plan -> settings of other tools, edits of a script", ("tricks", "launching")
+    ),
     "planning": Room(
         "predictions -> plans: choices, search, ranking, reasons",
         ("predicting", "sensing", "tricks", "rehearsing", "exporting"),
@@ -69,16 +79,20 @@ ROOMS: dict[str, Room] = {
         "a batch -> one optimizer step, whatever fits, recovered after an OOM",
         ("predicting", "tricks", "pretending", "stability"),
     ),
-    "monitoring": Room(
-        "a command or script -> its run directory", ("sensing", "explaining", "showing")
+    "serving": Room(
+        "the dashboard",
+        (
+            *("sensing", "explaining", "showing", "monitoring"),
+            *("sandbox", "rehearsing", "exporting", "planning"),  # "Will it fit?"
+        ),
     ),
-    "serving": Room("the dashboard", ("sensing", "explaining", "showing", "monitoring")),
 }
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "units": {"errors"},
     "store": {"errors", "units"},
     "oom_message": {"units"},
+    "progress": {"units"},
     "out_of_memory": {"oom_message"},
     "records": {"records", *GROUND},
     **{name: {name, "records", *room.may_import, *GROUND} for name, room in ROOMS.items()},
@@ -291,10 +305,11 @@ def test_it_starts_without_anything_heavy(code: str) -> None:
 # The same noun in several rooms, on purpose: the command, the verb, the view, the record.
 # A module elsewhere that takes one of these names must be about the same thing.
 SHARED_NAMES = {
-    "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check", "checkpointing",
-    "compare", "explain", "gpus", "hf", "lightning", "live", "loop", "plan", "precision", "predict",
-    "prediction", "ranks", "recorder", "reductions", "report", "run", "runs", "script", "serve",
-    "sharding", "snapshot", "tensors", "verify", "watch",
+    "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check",
+    "checkpointing", "compare", "explain", "gpus", "hf", "launch", "lightning", "live", "loop",
+    "notebook", "plan", "planned", "precision", "predict", "prediction", "ranks", "recorder",
+    "reductions", "report", "run", "runs", "script", "serve", "sharding", "snapshot", "tensors",
+    "verify", "watch",
 }  # fmt: skip
 
 

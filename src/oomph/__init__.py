@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from oomph.verbs.gpus import gpu_utilisation as gpu_utilisation
     from oomph.verbs.gpus import gpus as gpus
     from oomph.verbs.gpus import print_gpu_utilisation as print_gpu_utilisation
-    from oomph.verbs.plan import load_plan as load_plan
     from oomph.verbs.plan import plan as plan
+    from oomph.verbs.planned import load_plan as load_plan
     from oomph.verbs.predict import predict as predict
     from oomph.verbs.report import report as report
     from oomph.verbs.run import emulated_gpu as emulated_gpu
@@ -59,7 +59,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "gpus": ("oomph.verbs.gpus", "gpus"),
     "hf": ("oomph.verbs.hf", None),
     "lightning": ("oomph.verbs.lightning", None),
-    "load_plan": ("oomph.verbs.plan", "load_plan"),
+    "load_plan": ("oomph.verbs.planned", "load_plan"),
     "offloaded_activations": ("oomph.verbs.training", "offloaded_activations"),
     "plan": ("oomph.verbs.plan", "plan"),
     "predict": ("oomph.verbs.predict", "predict"),

@@ -2,7 +2,8 @@
 
     OomphError              anything that oomph refuses to do         exit 2
     |-- UsageError          a flag or an argument that makes no sense exit 2
-    |   `-- UnknownGpu      a GPU name that the catalogue cannot place exit 2
+    |   |-- UnknownGpu      a GPU name that the catalogue cannot place exit 2
+    |   `-- NotOnThisSystem what only Linux can do                      exit 2
     |-- UserCodeError       the user's own code raised something      exit 2
     `-- Unreadable          a machine or a file that cannot be read   exit 4
 
@@ -66,6 +67,21 @@ class UnknownGpu(UsageError):
         self.nearest = nearest
         attempt = f"one of {', '.join(nearest)}" if nearest else "oomph gpus --catalog"
         super().__init__(what, because=because, attempt=attempt)
+
+
+class NotOnThisSystem(UsageError):
+    """Something that only Linux can do; `what` is that something."""
+
+    def __init__(self, what: str, *, because: str | None = None, attempt: str | None = None):
+        import sys
+
+        name = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+        super().__init__(
+            f"{what} needs Linux",
+            because=because or f"this is {name}, for which oomph cannot do it",
+            attempt=attempt
+            or "Linux (on Windows: WSL); oomph predict and oomph plan work here for Workloads",
+        )
 
 
 class UserCodeError(OomphError):

@@ -232,7 +232,7 @@ def test_the_checkpoint_and_the_evaluation_of_the_document(tmp_path: Path) -> No
         exec(code, names)  # noqa: S102
     assert len(names["losses"]) == STEPS
     assert names["logits"].shape == (7, 8)
-    assert names["state"]["stepper"]["accumulated"] is None
+    assert names["state"]["stepper"]["accumulated"] == (None,)
 
 
 # ---- what is no state --------------------------------------------------------------------------

@@ -12,7 +12,14 @@ import os
 import sys
 
 from oomph import __version__
-from oomph.errors import EXIT_UNREADABLE, EXIT_USAGE, OomphError, Unreadable, UsageError
+from oomph.errors import (
+    EXIT_UNREADABLE,
+    EXIT_USAGE,
+    NotOnThisSystem,
+    OomphError,
+    Unreadable,
+    UsageError,
+)
 
 TYPE_CHECKING = False  # see oomph/__init__.py
 if TYPE_CHECKING:
@@ -25,6 +32,7 @@ _COMMANDS = {
     "verify": "train a few steps on the GPU here, and compare with what oomph predicts",
     "check": "check whether accumulation, mixed precision and checkpointing change your training",
     "run": "run a training command on an emulated GPU",
+    "launch": "start a training on several GPUs, here or through a scheduler",
     "watch": "show the GPUs live, or watch a command and record what its GPUs do",
     "runs": "list the runs that were watched",
     "report": "explain a watched run: out of memory or not, how busy, why not busier",
@@ -34,6 +42,7 @@ _COMMANDS = {
     "gpus": "list the GPUs of this machine, and who uses them",
     "calibrate": "measure the GPUs of this machine once, for better predictions",
 }
+_LINUX_ONLY = {"watch", "run", "verify", "check", "serve", "calibrate"}
 _SHELLS = ("bash", "zsh", "fish")
 _EXIT_CODES = """\
 exit codes:
@@ -96,6 +105,8 @@ def _run(arguments: Sequence[str]) -> int:
     if options.command is None:
         parser.print_help()
         return EXIT_USAGE
+    if sys.platform != "linux" and options.command in _LINUX_ONLY:
+        raise NotOnThisSystem(f"oomph {options.command}")
     code: int = options.run(options)
     sys.stdout.flush()
     return code

@@ -97,6 +97,10 @@ def _show(run: Run, options: argparse.Namespace) -> None:
         from oomph.showing.report import write_report_page
 
         write_report_page(found, run, options.html)
+        if not options.quiet:
+            from oomph.showing.terminal import print_written
+
+            print_written([options.html], to_stderr=True)
 
 
 def _probe(options: argparse.Namespace) -> Probe | None:

@@ -22,6 +22,7 @@ from oomph.errors import OomphError, UsageError
 from oomph.out_of_memory import Memory, is_out_of_memory, which_memory
 from oomph.records.plan import Plan
 from oomph.records.workload import Variant, as_text, recomputed_blocks
+from oomph.training.restarting import HOW, NotRecovered
 from oomph.training.sizes import CudaMemory, Measurements, Sizes, planned_sizes, predictor_of
 from oomph.tricks.blocks import find_blocks
 from oomph.tricks.checkpointing import checkpoint_blocks
@@ -136,11 +137,11 @@ class Recovery:
 
 
 def half_updated(error_text: str) -> OomphError:
-    return OomphError(
+    return NotRecovered(
         "the optimizer ran out of memory in the middle of its step",
         because=f"{error_text}. Some parameters may have been updated and others not",
-        attempt='the last checkpoint; Stepper(..., copies="always") keeps a copy of each step,'
-        " where the optimizer does not step in backward",
+        attempt=f'{HOW}. Stepper(..., copies="always") keeps a copy of each step, where the'
+        " optimizer does not step in backward",
     )
 
 

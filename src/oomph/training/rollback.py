@@ -64,7 +64,7 @@ class Rollback(State):
         """Save the state. keeps_gradients=False skips gradients, which have been used."""
         self._find_parameters()
         parameters = self._parameters if keeps_gradients else []
-        self._gradients = [(p, on_host(p.grad)) for p in parameters if p.grad is not None]
+        self._gradients = [(p, _whole_copy(p.grad)) for p in parameters if p.grad is not None]
         device_kind = self._parameters[0].device.type if self._parameters else "cpu"
         self._rngs = rng_states(device_kind, self._keeps_other_rngs)
         super().take()
@@ -240,7 +240,21 @@ class OwnRollback(Rollback):
 
 def on_host(tensor: Tensor) -> Tensor:
     """Return a copy that uses no GPU memory."""
-    return tensor.detach().to("cpu", copy=True)
+    return own_part(tensor).detach().to("cpu", copy=True)
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor, in the same memory; others as they are."""
+    if type(tensor).__name__ != "DTensor":
+        return tensor
+    with torch.no_grad():
+        part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return part
+
+
+def _whole_copy(gradient: Tensor) -> Tensor:
+    """Return a copy on the host that can become a gradient again: one of shards stays sharded."""
+    return gradient.detach().to("cpu", copy=True)
 
 
 # ---- generators --------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ def check(
     memory is used.
     """
     from oomph.errors import UsageError
+    from oomph.progress import silent
     from oomph.records.check import CHECKS
     from oomph.rehearsing.child import in_a_child
     from oomph.rehearsing.traces import split
@@ -45,8 +46,6 @@ def check(
     def run() -> Checks:
         from oomph.stability.checking import check_workload  # only the child imports torch
 
-        return check_workload(
-            place, only=wanted, num_examples=examples, say=say or (lambda _: None)
-        )
+        return check_workload(place, only=wanted, num_examples=examples, say=say or silent)
 
     return in_a_child(run)

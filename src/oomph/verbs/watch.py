@@ -39,7 +39,7 @@ def watch(
 
     if not records:
         return watched.watch(command, probe, alerts=alerts)
-    from oomph.pretending.emulated_run import hooked
+    from oomph.monitoring.startup import hooked
 
     before = os.environ.get("PYTHONPATH")
     with hooked("torch", _RECORD) as environment:
