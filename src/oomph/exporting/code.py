@@ -14,8 +14,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from oomph.errors import UsageError
-from oomph.exporting.launch import MEETING, launch_options, split_of, spread
 from oomph.exporting.settings import refuse_shared_layers
+from oomph.launching.torchrun import MEETING, launch_options, split_of, spread
 from oomph.records.plan import Plan
 from oomph.records.workload import Variant, check_checkpointing
 from oomph.tricks.trick import contradiction_in, to_put_on

@@ -15,14 +15,6 @@ from typing import Any
 from oomph.errors import UsageError
 from oomph.exporting.clusters import megatron_arguments, torchtitan_config
 from oomph.exporting.code import as_code
-from oomph.exporting.launch import (
-    MEETING,
-    Command,
-    sge_script,
-    slurm_script,
-    spread,
-    torchrun_command,
-)
 from oomph.exporting.settings import (
     AccelerateSettings,
     accelerate_settings,
@@ -31,6 +23,9 @@ from oomph.exporting.settings import (
     trainer_arguments,
     training_arguments,
 )
+from oomph.launching.grid_engine import sge_script
+from oomph.launching.slurm import slurm_script
+from oomph.launching.torchrun import MEETING, Command, spread, torchrun_command
 from oomph.records.plan import Plan
 from oomph.records.stored import as_json, from_json_file, no_record
 from oomph.records.workload import OPTIMIZERS, Variant, check_checkpointing, check_sharding
@@ -38,7 +33,7 @@ from oomph.store import write_whole
 from oomph.tricks.trick import contradiction_in
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Planned(Plan):
     """A Plan with its exports. Each keeps the batch size: micro-batch x accumulation x GPUs."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from oomph.errors import UsageError
 from oomph.exporting.clusters import left_by_megatron, left_by_torchtitan
-from oomph.exporting.launch import spread
+from oomph.launching.torchrun import spread
 from oomph.records.workload import (
     Variant,
     divides_layers,

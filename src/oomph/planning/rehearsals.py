@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from oomph.errors import CannotBePutOn, OomphError
 from oomph.planning.choices import Choices, choices_for
+from oomph.planning.deadline import Deadline
 from oomph.predicting.combinations import (
     PassSettings,
     Step,
@@ -22,9 +23,9 @@ from oomph.predicting.combinations import (
 )
 from oomph.predicting.demand import UnlimitedPeaks
 from oomph.predicting.footprint import Footprint, Kernel, footprint_of
+from oomph.predicting.number_of_gpus import between
 from oomph.predicting.residuals import Kind, kind_of
 from oomph.predicting.scaling import AffineTrace, NotAffine, OpSlope, affine, ordered
-from oomph.predicting.shards import between
 from oomph.records.generation import DEFAULT_BYTES_PER_S, DEFAULT_MATMUL_FLOPS
 from oomph.records.plan import PlanOptions
 from oomph.records.trace import Op, Trace
@@ -189,7 +190,11 @@ def _seconds(op: Op) -> float:
 
 
 def complete(
-    rehearsed: Rehearsed, rehearser: Rehearser | None, variants: Iterable[Variant], say: Say
+    rehearsed: Rehearsed,
+    rehearser: Rehearser | None,
+    variants: Iterable[Variant],
+    say: Say,
+    deadline: Deadline,
 ) -> None:
     """Rehearse the parts of these variants that are still missing. Raises Unrehearsed."""
     passes, steps = missing(rehearsed, variants)
@@ -198,10 +203,18 @@ def complete(
         *sorted(steps.items(), key=_ends_first(steps)),
     ]
     if not parts:
+        deadline.has_base = True
         return
     if rehearser is None:
         raise Unrehearsed
+    if deadline.limit_s is not None:  # what a plan needs at least, and the usual tricks, come first
+        parts.sort(key=lambda pair: len(_tricks_of(pair[1])))
+    least = len(_tricks_of(parts[0][1]))
     for number, (part, variant) in enumerate(parts, start=1):
+        deadline.has_base |= len(_tricks_of(variant)) > least
+        if deadline.is_over:
+            deadline.leave_out(in_words(one) for _, one in parts[number - 1 :])
+            return
         say(f"rehearsing {number} of {len(parts)}: {in_words(variant)}")
         with noting_failures(rehearsed, part, variant):
             if isinstance(part, PassSettings):
@@ -215,6 +228,7 @@ def complete(
                 known = step_like(part, rehearsed.steps)
                 rehearsed.steps[part] = known or _step(rehearser, variant)
         _forget_what_torch_holds()
+    deadline.has_base = True
 
 
 class Unrehearsed(Exception):
@@ -416,7 +430,7 @@ def pass_footprint_like(
 
 
 # With FSDP, the fewest and the most GPUs are rehearsed first: what is between follows from them
-# (predicting/shards.py), unless a parameter is padded.
+# (predicting/number_of_gpus.py), unless a parameter is padded.
 
 
 def _ends_first(

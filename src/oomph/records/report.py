@@ -13,6 +13,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from oomph.records.notebook import html_of
 from oomph.records.run import BusySource, EventKind, Halt, PeakSource
 from oomph.units import format_duration
 
@@ -41,6 +42,7 @@ FindingKind = Literal[
     "host-leak",
     "spill",  # GPU memory is full, and data moves over PCIe all the time
     "swapping",  # on the host
+    "unstable",  # the loss, the gradients or the updates are out of proportion
     # Why the GPU was not fully used.
     "never-busy",
     "input-bound",
@@ -60,6 +62,7 @@ FindingKind = Literal[
     "busy",  # a kernel ran almost all the time; nothing else was found
     # Unused capacity.
     "head-room",
+    "noise-scale",  # a larger or smaller batch would be better used
 ]
 
 
@@ -253,6 +256,9 @@ class Report:
         lasted = format_duration(self.lasted_s)
         head = f"<Report of {self.run}: {shlex.join(self.command)!r}, {lasted}, {self._end()}"
         return "\n".join([head, *findings]) + ">"
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     def _end(self) -> str:
         if not self.has_ended:

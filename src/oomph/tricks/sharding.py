@@ -57,7 +57,7 @@ def _divided(model: torch.nn.Module, variant: Variant) -> torch.nn.Module:
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if low else None, reduce_dtype=torch.float32 if low else None
     )
-    device = next(model.parameters()).device.type
+    device = _device_of(model).type
     offload = OffloadPolicy()
     if holds_parameters_on_host(variant):
         offload = CPUOffloadPolicy(pin_memory=device == "cuda")
@@ -71,6 +71,29 @@ def _divided(model: torch.nn.Module, variant: Variant) -> torch.nn.Module:
     # It changes the model's class.
     fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
     return model
+
+
+def start_alike(model: torch.nn.Module, variant: Variant) -> None:
+    """Give every rank the weights of the first: sharding does not do that by itself."""
+    import torch
+    from torch import distributed
+
+    check_group(variant.num_gpus)
+    device = _device_of(model)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            sent = tensor.detach().to(device).contiguous()
+            distributed.broadcast(sent, 0)
+            tensor.copy_(sent)
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    """Return where a model is to be trained: a model on the host may be moved shard by shard."""
+    import torch
+
+    device = next(model.parameters()).device
+    is_on_host = device.type == "cpu" and torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if is_on_host else device
 
 
 # ---- how many GPUs can share a batch -------------------------------------------------------------

@@ -49,7 +49,7 @@ def predict(
     `workload` is a Workload, or where to find one: "train.py:workload"; or an unchanged script: its
     path, or a Script with its arguments. A script runs in a sandbox, up to its second optimizer
     step; `unprotected` runs it even if no sandbox is possible, `fresh` rehearses it again. Nothing
-    is trained, in a child process. `say` is called when something takes seconds.
+    is trained, and a child process rehearses. `say` is called when something takes seconds.
 
     `precision` defaults to the script's own, and to "fp32" for a workload. `checkpointing` is
     "none", "blocks" (all), "every-2", "blocks:0,3" (the first and the fourth) or "selective" (what
@@ -63,13 +63,10 @@ def predict(
     `lora_rank` (16) on the blocks' linear layers or, with `lora_targets="attention"`, on those of
     attention. `keeps="outputs"`: your loop keeps `outputs = model(...)` until the next step.
 
-    On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (the model
-    and its optimizer are divided among all) or "hybrid" (within groups); the micro-batch and all
-    memory figures are per GPU. With `tensor_parallel=8`, 8 GPUs share each layer and its examples.
-    `link` joins machines of `gpus_per_node`: "infiniband-400", "ethernet-100x2".
-
-    `measured_step_s` is the time of one optimizer step that was measured on that GPU, at the
-    `measured_` settings (by default those requested); the predicted time is scaled to it.
+    On several GPUs, `sharding` is "ddp" (the default), "fsdp" (all divide the model and its
+    optimizer) or "hybrid" (groups do); micro-batch and memory are per GPU. With `tensor_parallel=8`
+    8 GPUs share each layer. `link` joins machines of `gpus_per_node`: "infiniband-400". Times are
+    scaled to `measured_step_s`, the time of a step on that GPU at the `measured_` settings.
     """
     from dataclasses import replace
 
@@ -82,6 +79,7 @@ def predict(
         refuse_measured_step,
         what_to_train,
     )
+    from oomph.progress import silent
     from oomph.records.script import Script
     from oomph.records.workload import (
         Variant,
@@ -93,7 +91,9 @@ def predict(
     )
     from oomph.rehearsing.traces import Request
     from oomph.sensing.target import find_target
+    from oomph.verbs.notebook import draw_in_notebooks
 
+    draw_in_notebooks()
     offload = (offload,) if isinstance(offload, str) else tuple(offload)
     check_tricks(attention, loss, adapters, offload, (lora_rank, lora_targets))
     target = find_target(gpu, gpu_memory).joined_by(link)
@@ -126,7 +126,7 @@ def predict(
     described = (measured_micro_batch, measured_precision, measured_checkpointing)
     check_measured_step(measured_step_s, described, is_named=gpu is not None)
     measured = None if measured_step_s is None else (like, measured_step_s)
-    tell, trained = say or (lambda _: None), what_to_train(workload)
+    tell, trained = say or silent, what_to_train(workload)
     if isinstance(trained, Script):
         refuse_measured_step(measured)
         refuse_keeps(keeps)

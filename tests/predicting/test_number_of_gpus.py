@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 from oomph.planning.rehearsals import _footprint
-from oomph.predicting.shards import between
+from oomph.predicting.number_of_gpus import between
 from oomph.records.workload import Variant, Workload
 from oomph.rehearsing.rehearse import prepare
 from oomph.rehearsing.traces import Rehearser
