@@ -522,3 +522,77 @@ def test_why_tricks_were_not_considered_is_said_only_if_asked(told: Any) -> None
     assert "not considered" not in told(*TIGHT)
     assert "--explain says why" in " ".join(told(*TIGHT).split())
     assert "changes training: --allow" in " ".join(told(*TIGHT, "--explain").split())
+
+
+# ---- clusters ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--tensor-parallel", "8"], "--max-gpus 8"),
+        (["--max-gpus", "8", "--tensor-parallel", "3"], "3 of 8 GPUs cannot share each layer"),
+        (["--nodes", "2", "--max-gpus", "8"], "have 16"),
+        (["--nodes", "2", "--link", "nvlink"], "unknown link"),
+        (["--price", "2.5"], "a price needs a number of tokens"),
+        (["--tokens", "0"], "--tokens above 0"),
+        (["--nodes", "1024"], "oomph cannot plan for 8192 GPUs"),
+    ],
+)
+def test_an_impossible_cluster_is_one_clear_error_before_any_rehearsal(
+    train: str, flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", train, *ROOMY, *flags]) == 2
+    assert why in capsys.readouterr().err
+
+
+LLAMA = """
+import oomph, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+CONFIG = LlamaConfig(
+    hidden_size=4096, intermediate_size=8192, num_hidden_layers=2, num_attention_heads=32,
+    num_key_value_heads=8, vocab_size=1024, use_cache=False,
+)
+
+def batch(n):
+    tokens = torch.zeros(n, 8192, dtype=torch.long)
+    return {"input_ids": tokens, "labels": tokens}
+
+workload = oomph.Workload(
+    model=lambda: LlamaForCausalLM(CONFIG),
+    batch=batch,
+    loss=lambda model, batch: model(**batch).loss,
+    optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
+    batch_size=2,
+)
+"""
+# What is left: FSDP and tensor parallelism, in fp32.
+FEW = (
+    "fp16,tf32,bf16,chunked-loss,checkpointing,offload-optimizer,offload-activations,zero-offload,"
+    "optimizer-in-backward,ddp,hybrid,sdpa,fused-optimizer,for-loop-optimizer"
+)
+
+
+@pytest.mark.slow
+def test_layers_are_shared_where_nothing_else_fits_and_the_answer_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "llama.py"
+    path.write_text(LLAMA)
+    on = ["--gpu", "h100-80gb", "--nodes", "2", "--link", "infiniband-400", "--forbid", FEW]
+    asked = ["plan", f"{path}:workload", *on, "--tokens", "1e9", "--price", "2.5", "--json"]
+    main([*asked, "--gpu-memory", "12GiB"])
+    told = json.loads(capsys.readouterr().out)
+    best = told["plans"][0]
+    assert best["variant"]["tensor_parallel"] == 8
+    assert best["micro_batch"] * best["accumulate"] * best["gpus"] // 8 == 2
+    assert any("needs tensor parallelism" in caveat for caveat in told["caveats"])
+    bill = best["bill"]
+    assert bill["gpu_hours"] == pytest.approx(bill["hours"] * best["gpus"])
+    assert bill["cost"] == pytest.approx(2.5 * bill["gpu_hours"])
+    assert best["tokens_per_s"] == pytest.approx(2 * 8192 / best["step_s"])
+    # Where the model fits, no layer is shared.
+    main([*asked, "--gpu-memory", "79GiB", "--tensor-parallel", "1"])
+    roomy = json.loads(capsys.readouterr().out)
+    assert all(plan["variant"]["tensor_parallel"] == 1 for plan in roomy["plans"])

@@ -274,3 +274,37 @@ def test_adapters_have_the_rank_and_targets_that_were_asked_for_and_others_have_
         for one in variants(choices_for(asked, ("blocks",)))
     }
     assert found == {("none", 16, "all-linear"), ("lora", 64, "attention")}
+
+
+# ---- layers that several GPUs share --------------------------------------------------------------
+
+
+def grids_of_layers(**changes: Any) -> set[tuple[str, int]]:
+    found = variants(choices_for(plain(**changes), ("blocks",)))
+    return {(one.sharding, one.num_gpus) for one in found if one.tensor_parallel > 1}
+
+
+def test_layers_are_shared_only_where_that_is_asked_for() -> None:
+    assert grids_of_layers(max_gpus=16) == set()
+    on_two_machines = {"max_gpus": 16, "tensor_parallel": 8}
+    assert grids_of_layers(**on_two_machines) == {("none", 8), ("fsdp", 16)}
+    assert grids_of_layers(max_gpus=8, tensor_parallel=2) == {
+        *(("none", 2), ("fsdp", 4), ("fsdp", 8))
+    }
+    assert grids_of_layers(max_gpus=16, tensor_parallel=16) == set()  # on two machines of 8
+
+
+def test_only_groups_of_gpus_that_share_layers_divide_the_batch() -> None:
+    of_six = {"batch_size": 6, "max_gpus": 64, "tensor_parallel": 8}
+    assert grids_of_layers(**of_six) == {("none", 8), ("fsdp", 16)}
+    found = list(variants(choices_for(plain(**of_six), ())))
+    assert {one.batch_size for one in found} == {6}
+
+
+def test_a_model_whose_layers_cannot_be_divided_is_left_as_it_is() -> None:
+    refusing = replace(BERT, impossible={"tensor-parallel": "its layers are not known"})
+    request = plain(max_gpus=8, tensor_parallel=8, possible=refusing)
+    assert not any(one.tensor_parallel > 1 for one in variants(choices_for(request, ())))
+    assert left_out(request)["tensor-parallel"] == "its layers are not known"
+    forbidding = plain(max_gpus=8, tensor_parallel=8, forbid=frozenset({"tensor-parallel"}))
+    assert left_out(forbidding)["tensor-parallel"] == "forbidden"

@@ -720,3 +720,10 @@ def test_a_batch_within_another_is_refused() -> None:
     assert all(torch.equal(one, other) for one, other in pairs)
     job.step(second)
     assert_same(job, by_hand([second]))
+
+
+def test_a_plan_whose_gpus_share_layers_is_refused_by_name() -> None:
+    plan = plan_of(num_gpus=8, tensor_parallel=8, sharding="none")
+    job = Job()
+    with pytest.raises(UsageError, match="layers that several GPUs share"):
+        oomph.Stepper(job.model, job.optimizer, lambda model, batch: model(batch).sum(), plan=plan)

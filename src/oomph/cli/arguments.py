@@ -85,6 +85,18 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_budget(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tokens",
+        type=float,
+        metavar="N",
+        help="tokens of the whole training, e.g. 1e9: its hours and GPU-hours are printed",
+    )
+    parser.add_argument(
+        "--price", type=float, metavar="P", help="of a GPU for an hour, with --tokens: the cost"
+    )
+
+
 def add_lora(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lora-rank", type=positive, metavar="R", help="rank of LoRA's adapters (default: 16)"

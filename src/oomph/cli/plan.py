@@ -7,6 +7,8 @@ import shlex
 import sys
 
 from oomph.cli.arguments import (
+    add_budget,
+    add_cluster,
     add_keeps,
     add_lora,
     add_workload_and_gpu,
@@ -23,11 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from oomph.records.bill import Budget
     from oomph.records.check import Checks
     from oomph.records.plan import Plans
     from oomph.records.script import Patched, Script, ScriptChanges
 
-EXPORTS = ("hf", "lightning", "accelerate", "deepspeed", "torchrun", "slurm", "sge", "code")
+EXPORTS = (
+    *("hf", "lightning", "accelerate", "deepspeed", "torchtitan", "megatron"),
+    *("torchrun", "slurm", "sge", "code"),
+)
 
 DESCRIPTION = """\
 Find the training settings that fit on a GPU: micro-batch, precision, checkpointing,
@@ -54,15 +60,20 @@ planned and fits; 1 it does not fit; 3 it differs, or only a part could be patch
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload_and_gpu(parser)
     parser.add_argument(
-        "--max-gpus", type=positive, default=1, metavar="N", help="use up to N GPUs (default: 1)"
+        "--max-gpus", type=positive, metavar="N", help="use up to N GPUs (default: 1)"
     )
     parser.add_argument(
-        "--gpus-per-node",
-        type=positive,
-        default=8,
-        metavar="N",
-        help="GPUs of one machine; more are several machines (default: 8)",
+        "--nodes", type=positive, metavar="N", help="use up to N machines: N x --gpus-per-node GPUs"
     )
+    add_cluster(parser)
+    parser.add_argument(
+        "--tensor-parallel",
+        type=positive,
+        metavar="N",
+        help="GPUs that share each layer of a transformer (default: as many as a machine has, where"
+        " nothing else fits; 1: never)",
+    )
+    add_budget(parser)
     parser.add_argument(
         "--batch-size",
         type=positive,
@@ -140,19 +151,23 @@ def run(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from oomph.progress import Progress
+    from oomph.records.bill import budget_of
     from oomph.records.plan import PlanOptions
     from oomph.records.workload import check_lora
     from oomph.units import seconds_of
     from oomph.verbs.plan import checked_tricks, plan_with_options
-    from oomph.verbs.planned import export_of, save_plan
+    from oomph.verbs.planned import code_of, save_plan
 
     trained = what_to_train(options)
+    budget = budget_of(options.tokens, options.price)
     _check_diff(options, trained)
     _check_files(options)
     plan_options = PlanOptions(
         batch_size=options.batch_size,
-        max_gpus=options.max_gpus,
+        max_gpus=_most_gpus(options),
         gpus_per_node=options.gpus_per_node,
+        link=options.link,
+        tensor_parallel=options.tensor_parallel,
         allow=_names(options.allow),
         forbid=_names(options.forbid),
         prefer=options.prefer,
@@ -178,7 +193,7 @@ def run(options: argparse.Namespace) -> int:
     if unchecked:
         plans = replace(plans, caveats=(*plans.caveats, *unchecked))
     # First, so that an error in writing files does not lose the answer.
-    _print(plans, options, trained)
+    _print(plans, options, trained, budget)
     if plans.changes is not None and options.diff and not isinstance(trained, str):
         _print_changes(plans.changes, options.of_script, trained)
     written: list[str | None] = []
@@ -188,7 +203,7 @@ def run(options: argparse.Namespace) -> int:
     if options.html:
         from oomph.showing.plan import write_plan_page
 
-        code = [export_of(plan, "code") for plan in plans]
+        code = [code_of(plan) for plan in plans]
         write_plan_page(plans, plans.timelines, code, options.html)
         written.append(options.html)
     if not (options.json or options.export):
@@ -223,6 +238,22 @@ def _checks(
         return None, [f"not checked: {why}"]
     unsure = [(name, one) for name, one in checks if one.verdict not in ("passes", "fails")]
     return checks, [f"oomph check on {name}: {one.conclusion}" for name, one in unsure]
+
+
+def _most_gpus(options: argparse.Namespace) -> int:
+    """Return how many GPUs may be used. Raises UsageError."""
+    from oomph.errors import UsageError
+
+    if options.nodes is None:
+        return options.max_gpus or 1
+    most: int = options.nodes * options.gpus_per_node
+    if options.max_gpus not in (None, most):
+        raise UsageError(
+            f"--max-gpus {options.max_gpus} and --nodes {options.nodes} are not the same",
+            because=f"{options.nodes} machines of {options.gpus_per_node} GPUs have {most}",
+            attempt="one of the two",
+        )
+    return most
 
 
 def _check_files(options: argparse.Namespace) -> None:
@@ -266,11 +297,13 @@ def _print_changes(changes: ScriptChanges, given: Sequence[str], trained: Script
     print_command(new_console(), f"oomph watch --for 1-epoch -- {command}  # after the change")
 
 
-def _print(plans: Plans, options: argparse.Namespace, trained: str | Script) -> None:
+def _print(
+    plans: Plans, options: argparse.Namespace, trained: str | Script, budget: Budget | None
+) -> None:
     if options.json:
         from oomph.records.plan import as_answer
 
-        print_json(as_answer(plans))
+        print_json(as_answer(plans, budget))
     elif options.export:
         from oomph.verbs.planned import export_of
 
@@ -283,7 +316,7 @@ def _print(plans: Plans, options: argparse.Namespace, trained: str | Script) -> 
         from oomph.showing.plan import print_plans
 
         then = _next(plans, options, trained)
-        print_plans(plans, explains=options.explain, then=then)
+        print_plans(plans, explains=options.explain, then=then, budget=budget)
 
 
 def _next(plans: Plans, options: argparse.Namespace, trained: str | Script) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from oomph.cli.arguments import (
+    add_budget,
     add_cluster,
     add_keeps,
     add_lora,
@@ -171,14 +172,16 @@ def _add_tricks(parser: argparse.ArgumentParser) -> None:
         " groups of them",
     )
     add_cluster(parser)
+    add_budget(parser)
     add_keeps(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from oomph.progress import Progress
+    from oomph.records.bill import budget_of
     from oomph.verbs.predict import predict
 
-    trained = what_to_train(options)
+    trained, budget = what_to_train(options), budget_of(options.tokens, options.price)
     _check_batch_size(options)
     with Progress("starting torch") as say:
         prediction = predict(
@@ -216,7 +219,7 @@ def run(options: argparse.Namespace) -> int:
         from oomph.showing.predict import print_prediction
 
         then = _NEXT[prediction.fits].format(again=asked_again(options, "plan"))
-        print_prediction(prediction, explains=options.explain, then=then)
+        print_prediction(prediction, explains=options.explain, then=then, budget=budget)
     return _EXITS[prediction.fits]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from oomph.errors import UsageError
+from oomph.exporting.clusters import megatron_arguments, torchtitan_config
 from oomph.exporting.code import as_code
 from oomph.exporting.settings import (
     AccelerateSettings,
@@ -98,6 +99,18 @@ class Planned(Plan):
         """
         return sge_script(self.variant, script, arguments, **request)
 
+    def to_torchtitan(self) -> str:
+        """Return a configuration for torchtitan 0.3.0: the text of a Python file."""
+        start = self.to_torchrun("MODULE", endpoint=self._meeting()).shell
+        return torchtitan_config(self.variant, start.replace("MODULE", "-m torchtitan.train"))
+
+    def to_megatron(self) -> list[str]:
+        """Return Megatron-LM's arguments, one flag with its value to a line."""
+        return megatron_arguments(self.variant)
+
+    def _meeting(self) -> str | None:
+        return MEETING if spread(self.variant).num_nodes > 1 else None
+
     def to_code(self) -> str:
         """Return a plain PyTorch training loop that follows this plan exactly, without oomph."""
         return as_code(self)
@@ -110,6 +123,11 @@ class Planned(Plan):
         if target == "code":
             return self.to_code()
         left = self.not_expressed(target)
+        if target in ("torchtitan", "megatron"):
+            lines = (
+                self.to_torchtitan() if target == "torchtitan" else "\n".join(self.to_megatron())
+            )
+            return "\n".join([lines.rstrip("\n"), *(f"# by hand: {line}" for line in left)])
         if target in ("torchrun", "slurm", "sge"):
             texts = {
                 "torchrun": lambda: self._torchrun_text(script, arguments),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oomph.errors import UsageError
+from oomph.exporting.clusters import left_by_megatron, left_by_torchtitan
 from oomph.launching.torchrun import spread
 from oomph.records.workload import (
     Variant,
@@ -23,7 +24,8 @@ from oomph.records.workload import (
 from oomph.tricks.trick import to_put_on
 
 _LAUNCHERS = ("torchrun", "slurm", "sge")
-TARGETS = ("hf", "lightning", "accelerate", "deepspeed", "code", *_LAUNCHERS)
+_ON_CLUSTERS = {"torchtitan": left_by_torchtitan, "megatron": left_by_megatron}
+TARGETS = ("hf", "lightning", "accelerate", "deepspeed", "code", *_ON_CLUSTERS, *_LAUNCHERS)
 
 
 def not_expressed(variant: Variant, target: str) -> tuple[str, ...]:
@@ -40,6 +42,8 @@ def not_expressed(variant: Variant, target: str) -> tuple[str, ...]:
                 " times; plan.to_code() is such a script"
             ),
         )
+    if target in _ON_CLUSTERS:
+        return tuple(_ON_CLUSTERS[target](variant))
     loader = f"the loader: DataLoader(..., batch_size={variant.micro_batch})"
     return (
         *([loader] if target in ("lightning", "accelerate") else []),

@@ -18,7 +18,7 @@ from oomph.records.trace import Category
 from oomph.records.workload import (
     GPUS_PER_NODE,
     Variant,
-    divides_parameters,
+    divides_model,
     grid_of,
     holds_parameters_on_host,
 )
@@ -59,6 +59,7 @@ def least_bytes(variant: Variant, as_given: Held) -> int:
     if not (variant.optimizer_in_backward or variant.offload_optimizer or variant.zero_offload):
         held += as_given.gradient_bytes
     _, shards = grid_of(variant)
+    shards *= variant.tensor_parallel  # norms are whole on each, so this is less than it holds
     is_low = variant.precision == "pure-bf16" or variant.zero_offload
     return held // (2 * shards if is_low else shards)
 
@@ -80,6 +81,7 @@ def _has_other_parameters(variant: Variant) -> bool:
         sharding="none",
         num_gpus=1,
         gpus_per_node=GPUS_PER_NODE,
+        tensor_parallel=1,
         accumulation=1,
         expandable_segments=False,
     )
@@ -122,15 +124,16 @@ def without_hopeless(
     hopeful |= {
         usual for one, usual in pairs if holds_parameters_on_host(one) and changes_in(one) < mildest
     }
-    if not any(divides_parameters(usual) for usual in hopeful):
+    if not any(divides_model(usual) for usual in hopeful):
         return [one for one, _ in pairs], ()
     kept: list[Variant] = []
     least: dict[str, int] = {}
     for one, usual in pairs:
-        if usual in hopeful or not divides_parameters(one):
+        if usual in hopeful or not divides_model(one):
             kept.append(one)
             continue
-        name = f"{one.sharding} on {one.num_gpus} GPUs in {one.precision}"
+        how = one.sharding if one.tensor_parallel == 1 else "tensor-parallel"
+        name = f"{how} on {one.num_gpus} GPUs in {one.precision}"
         found = least_bytes(one, as_given)
         least[name] = min(found, least.get(name, found))
     return kept, tuple(_rejected(name, found) for name, found in least.items())
@@ -157,7 +160,7 @@ def least_bytes_sharded(
     """
     families: dict[Variant, dict[bool, dict[int, int]]] = {}
     for one in known:
-        if one.sharding == "fsdp" and one.micro_batch == 1:
+        if one.sharding == "fsdp" and one.micro_batch == 1 and one.tensor_parallel == 1:
             family = replace(one.tricks_alone(), sharding="none", num_gpus=1)
             # A second micro-batch finds the gradients of the first in memory: another structure.
             alike = families.setdefault(family, {}).setdefault(one.accumulation > 1, {})
@@ -190,14 +193,14 @@ def sharing_limit(
         return (
             f"With FSDP on any number of GPUs, one example and the layers that are gathered for it"
             f" take at least {format_bytes(least)} on each. Less needs smaller examples or layers,"
-            " or tensor parallelism, which oomph does not plan yet."
+            " or tensor parallelism."
         )
-    most = max((one.num_gpus for one in known if one.sharding == "fsdp"), default=0)
+    most = max((one.num_data_gpus for one in known if one.sharding == "fsdp"), default=0)
     if most == batch_size > 1:
         return (
             f"No more than {batch_size} GPUs can share a batch of {batch_size} examples, and with"
             " FSDP that is not enough. That needs a larger batch on more GPUs, or tensor"
-            " parallelism, which oomph does not plan yet."
+            " parallelism."
         )
     return None
 

@@ -37,6 +37,9 @@ class Choices:
     clips_gradients: bool
     settings: Mapping[str, tuple[Any, ...]]  # keyed by field of Variant
     shardings: tuple[tuple[Sharding, int], ...]  # each with its number of GPUs
+    # The same with layers that `tensor_parallel` GPUs share.
+    shardings_of_parts: tuple[tuple[Sharding, int], ...] = ()
+    tensor_parallel: int = 1
     may_accumulate: bool
     gpus_per_node: int = GPUS_PER_NODE
     changing: frozenset[str]  # tricks that change this model's training but not that of others
@@ -74,6 +77,8 @@ def choices_for(request: Request, checkpointings: Sequence[str]) -> Choices:
         clips_gradients=request.clips_gradients,
         settings=chooser.settings(checkpointings),
         shardings=chooser.shardings(),
+        shardings_of_parts=chooser.shardings_of_parts(),
+        tensor_parallel=request.tensor_parallel,
         may_accumulate=chooser.may_accumulate(accumulation),
         gpus_per_node=request.gpus_per_node,
         changing=frozenset(trick.name for trick in TRICKS if request.changes(trick)),
@@ -135,6 +140,25 @@ class _Chooser:
         found = ((k, number) for number in numbers for k in kinds if can_share(k, number, per_node))
         return (("none", 1), *found)
 
+    def shardings_of_parts(self) -> tuple[tuple[Sharding, int], ...]:
+        """Return the grids in which several GPUs of a machine share each layer."""
+        from oomph.tricks.sharding import numbers_of_groups
+
+        trick, apart = BY_NAME["tensor-parallel"], self.request.tensor_parallel
+        if apart == 1 and trick.name not in (*self.request.forbid, *self.request.refused):
+            return ()  # it is compared only if nothing else fits
+        if not self.may(trick):
+            return ()
+        numbers = numbers_of_groups(
+            self.request.batch_size, self.request.max_gpus, apart, self.request.gpus_per_node
+        )
+        is_sharded = self.may(BY_NAME["fsdp"])
+        return tuple(
+            ("none" if number == apart else "fsdp", number)
+            for number in numbers
+            if number == apart or is_sharded
+        )
+
     def may_accumulate(self, accumulation: Definition) -> bool:
         """Return whether the batch may be split, and note why it cannot be."""
         batch_size = self.request.batch_size
@@ -165,8 +189,12 @@ def variants(choices: Choices) -> Iterator[Variant]:
         dict(zip(choices.settings, values, strict=True))
         for values in product(*choices.settings.values())
     ]
-    for sharding, num_gpus in choices.shardings:
-        for micro_batch, accumulation in _splits(choices, num_gpus):
+    grids = [
+        *((*grid, 1) for grid in choices.shardings),
+        *((*grid, choices.tensor_parallel) for grid in choices.shardings_of_parts),
+    ]
+    for sharding, num_gpus, tensor_parallel in grids:
+        for micro_batch, accumulation in _splits(choices, num_gpus // tensor_parallel):
             for settings in combinations:
                 variant = Variant(
                     micro_batch=micro_batch,
@@ -174,6 +202,7 @@ def variants(choices: Choices) -> Iterator[Variant]:
                     sharding=sharding,
                     num_gpus=num_gpus,
                     gpus_per_node=choices.gpus_per_node if num_gpus > 1 else GPUS_PER_NODE,
+                    tensor_parallel=tensor_parallel,
                     **settings,
                 )
                 clips = choices.clips_gradients

@@ -280,6 +280,7 @@ class Estimates:
                 *assumptions(variant, self._ready.model),
             ),
             doubt=self.rehearsed.doubt or doubt_on(self.card, (op.name for op in work.kernels)),
+            example_tokens=self.rehearsed.example_tokens,
         )
         if is_exact:
             self._learn_bar(found)

@@ -36,7 +36,7 @@ from oomph.predicting.timeline import timeline_of
 from oomph.records.plan import Offer, PlanOptions, Plans
 from oomph.records.prediction import Prediction
 from oomph.records.script import Script
-from oomph.records.workload import LORA_RANK, Variant, Workload, check_gpus_per_node
+from oomph.records.workload import LORA_RANK, Variant, Workload, check_gpus_per_node, check_sharding
 from oomph.sensing.target import Target
 from oomph.tricks.definition import Severity
 
@@ -109,13 +109,36 @@ class Search:
 
     def _searched(self) -> Found:
         """Search micro-batches of two or more examples, and of one only if nothing else fits."""
-        smallest = 1 if self.options.prefer == "memory" else 2
-        found = self._with_micro_batches_from(smallest)
-        is_done = found.is_certain or smallest == 1 or self._deadline.is_over
-        return found if is_done else self._with_micro_batches_from(1)
+        given = self.options.tensor_parallel
+        found = self._with_layers_of(given or 1)
+        if found.is_certain or given is not None or self._deadline.is_over:
+            return found
+        apart = self._most_that_share_layers()
+        return found if apart == 1 else self._with_layers_of(apart)
 
-    def _with_micro_batches_from(self, least: int) -> Found:
-        choices = choices_of(self.rehearsed, self.options, self._capability, least)
+    def _most_that_share_layers(self) -> int:
+        """Return how many GPUs of one machine can share each layer, where nothing else fits.
+
+        The most of them leave each the least, so others are not rehearsed.
+        """
+        on_one_machine = min(self.options.gpus_per_node, self.options.max_gpus)
+        known = self.rehearsed
+        refused = (*known.possible.impossible, *known.refused, *self.options.forbid)
+        if "tensor-parallel" in refused:
+            return 1
+        return next((n for n in range(on_one_machine, 1, -1) if _is_power_of_two(n)), 1)
+
+    def _with_layers_of(self, tensor_parallel: int) -> Found:
+        """Search with grids in which so many GPUs share each layer, beside those without."""
+        smallest = 1 if self.options.prefer == "memory" else 2
+        found = self._with_micro_batches_from(smallest, tensor_parallel)
+        if found.is_certain or smallest == 1 or self._deadline.is_over:
+            return found
+        return self._with_micro_batches_from(1, tensor_parallel)
+
+    def _with_micro_batches_from(self, least: int, tensor_parallel: int) -> Found:
+        asked = self.rehearsed, self.options, self._capability, least, tensor_parallel
+        choices = choices_of(*asked)
         pairs = [(variant, _usual(variant)) for variant in variants(choices)]
         every, hopeless = self.estimates.without_hopeless(
             pairs, lambda variant: changes_in(variant, choices)
@@ -123,9 +146,9 @@ class Search:
         usual = [variant for variant in every if variant == _usual(variant)]
         lines = self.estimates.lines
         lines.complete(usual)
-        if choices_of(self.rehearsed, self.options, self._capability, least) != choices:
+        if choices_of(*asked) != choices:
             # A trick that every variant should use could not be applied.
-            return self._with_micro_batches_from(least)
+            return self._with_micro_batches_from(least, tensor_parallel)
         choices = replace(choices, rejected=(*choices.rejected, *hopeless))
         lines.use_points_for(usual)
         found = self._compared(choices, usual)
@@ -314,6 +337,10 @@ def _usual(variant: Variant) -> Variant:
     )
 
 
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
 _MOST_GPUS = 1024  # judgement: beyond the largest jobs that train one model with these tricks
 _MOST_CHARACTERS = 200  # of an error message; judgement: two lines on screen
 
@@ -333,6 +360,7 @@ def check_options(options: PlanOptions) -> None:
             f"oomph cannot plan for {options.max_gpus} GPUs", attempt=f"1 to {_MOST_GPUS} GPUs"
         )
     check_gpus_per_node(options.gpus_per_node)
+    _check_tensor_parallel(options)
     if not 0 < options.target_ratio <= 1:
         raise UsageError(
             f"a plan cannot fill {options.target_ratio:.0%} of a GPU", attempt="--target-memory 90%"
@@ -348,6 +376,20 @@ def check_options(options: PlanOptions) -> None:
         raise UsageError(
             f"{both[0]} is both allowed and forbidden", attempt="allowing or forbidding it"
         )
+
+
+def _check_tensor_parallel(options: PlanOptions) -> None:
+    """Raise UsageError unless so many GPUs of one machine may share each layer."""
+    apart, most = options.tensor_parallel, options.max_gpus
+    if apart is None:
+        return
+    if apart > most:
+        raise UsageError(
+            f"{apart} GPUs cannot share each layer",
+            because=f"only {most} may be used",
+            attempt=f"--max-gpus {apart}, or --nodes 1",
+        )
+    check_sharding(None, min(most, options.gpus_per_node), options.gpus_per_node, apart)
 
 
 def plan_workload(

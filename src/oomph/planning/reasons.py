@@ -69,6 +69,7 @@ def as_plans(
             *(caveats(best, found.choices, possible, seconds) if best else ()),
             *(_of_host(best, estimates.limit_host_bytes) if best else ()),
             *(_of_gradients(best, estimates) if best else ()),
+            *(_of_layers(best, found, estimates) if best else ()),
         ),
         largest_micro_batch=_largest_as_is(estimates),
         num_candidates=found.num_candidates,
@@ -180,6 +181,22 @@ def _gpus(number: int) -> str:
 
 def _time(plan: Plan) -> float:
     return plan.relative_time or 0.0
+
+
+def _of_layers(best: Plan, found: Found, estimates: Estimates) -> list[str]:
+    """Say what the recommended plan would need if no GPUs shared layers."""
+    whole = [one for one in found.compared if one.tensor_parallel == 1 and estimates.knows(one)]
+    if best.variant.tensor_parallel == 1 or not whole:
+        return []
+    least = min(map(estimates.least_bytes, whole))
+    capacity_bytes = best.prediction.capacity_bytes
+    if least <= capacity_bytes:
+        return []
+    said = (
+        "this needs tensor parallelism: of what was compared without it, the smallest takes"
+        f" {format_bytes(least)} on each GPU, of {format_bytes(capacity_bytes)}"
+    )
+    return [said]
 
 
 # ---- caveats -------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ _PLAIN = (
     "has_convolutions",
     "kind",
     "example_elements",
+    "example_tokens",
 )
 
 

@@ -9,7 +9,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from oomph.errors import CannotBePutOn, OomphError
 from oomph.planning.choices import Choices, choices_for
@@ -23,6 +23,7 @@ from oomph.predicting.combinations import (
 )
 from oomph.predicting.demand import UnlimitedPeaks
 from oomph.predicting.footprint import Footprint, Kernel, footprint_of
+from oomph.predicting.number_of_gpus import between
 from oomph.predicting.residuals import Kind, kind_of
 from oomph.predicting.scaling import AffineTrace, NotAffine, OpSlope, affine, ordered
 from oomph.records.generation import DEFAULT_BYTES_PER_S, DEFAULT_MATMUL_FLOPS
@@ -92,6 +93,7 @@ class Rehearsed:
     has_convolutions: bool = False
     kind: Kind = "other model"  # on one GPU
     example_elements: int | None = None  # summed over all tensors of one example
+    example_tokens: int | None = None
 
     @property
     def adds_up(self) -> bool:
@@ -100,9 +102,16 @@ class Rehearsed:
 
 
 def choices_of(
-    rehearsed: Rehearsed, options: PlanOptions, capability: tuple[int, int], least_micro_batch: int
+    rehearsed: Rehearsed,
+    options: PlanOptions,
+    capability: tuple[int, int],
+    least_micro_batch: int,
+    tensor_parallel: int = 1,
 ) -> Choices:
-    """Return the choices that the model and the user allow."""
+    """Return the choices that the model and the user allow.
+
+    With `tensor_parallel`, grids in which so many GPUs share each layer are among them.
+    """
     request = Request(
         batch_size=options.batch_size or rehearsed.batch_size,
         capability=capability,
@@ -119,6 +128,7 @@ def choices_of(
         lora_rank=options.lora_rank,
         lora_targets=options.lora_targets,
         gpus_per_node=options.gpus_per_node,
+        tensor_parallel=tensor_parallel,
     )
     found = choices_for(request, ("selective", "blocks"))
     return replace(found, least_micro_batch=min(least_micro_batch, request.batch_size))
@@ -169,6 +179,7 @@ def first_look(rehearser: Rehearser) -> Rehearsed:
         has_convolutions=bool(trace.convolutions),
         kind=kind_of(trace.ops),
         example_elements=trace.example_elements,
+        example_tokens=trace.example_tokens,
     )
 
 
@@ -187,7 +198,10 @@ def complete(
 ) -> None:
     """Rehearse the parts of these variants that are still missing. Raises Unrehearsed."""
     passes, steps = missing(rehearsed, variants)
-    parts: list[tuple[PassSettings | Step, Variant]] = [*passes.items(), *steps.items()]
+    parts: list[tuple[PassSettings | Step, Variant]] = [
+        *sorted(passes.items(), key=_ends_first(passes)),
+        *sorted(steps.items(), key=_ends_first(steps)),
+    ]
     if not parts:
         deadline.has_base = True
         return
@@ -412,7 +426,45 @@ def pass_footprint_like(
         if copies > 1 and copies_of_other > 1:
             kernels = (_sent_among(each, copies_of_other, copies) for each in footprint.kernels)
             return replace(footprint, kernels=tuple(kernels))
-    return None
+    return _between(settings, known)
+
+
+# With FSDP, the fewest and the most GPUs are rehearsed first: what is between follows from them
+# (predicting/number_of_gpus.py), unless a parameter is padded.
+
+
+def _ends_first(
+    parts: Iterable[PassSettings | Step],
+) -> Callable[[tuple[PassSettings | Step, Variant]], bool]:
+    """Return a key that puts the fewest and the most GPUs of otherwise equal parts first."""
+    ends: dict[PassSettings | Step, tuple[int, int]] = {}
+    for part in parts:
+        family = part._replace(num_gpus=0)
+        least, most = ends.get(family, (part.num_gpus, part.num_gpus))
+        ends[family] = min(least, part.num_gpus), max(most, part.num_gpus)
+    return lambda pair: pair[0].num_gpus not in ends[pair[0]._replace(num_gpus=0)]
+
+
+P = TypeVar("P", PassSettings, Step)
+
+
+def _between(part: P, known: Mapping[P, Footprint]) -> Footprint | None:
+    """Return the footprint of FSDP on a number of GPUs between two that are known."""
+    if part.sharding != "fsdp":
+        return None
+    alike = {
+        other.num_gpus: footprint
+        for other, footprint in known.items()
+        if other._replace(num_gpus=part.num_gpus) == part
+    }
+    num_few = max((number for number in alike if number < part.num_gpus), default=None)
+    num_many = min((number for number in alike if number > part.num_gpus), default=None)
+    if num_few is None or num_many is None:
+        return None
+    numbers = num_few, part.num_gpus, num_many
+    return between(
+        alike[num_few], alike[num_many], *(number // part.tensor_parallel for number in numbers)
+    )
 
 
 def _grid_of(settings: PassSettings) -> tuple[int, int]:
@@ -424,7 +476,9 @@ def step_like(step: Step, known: Mapping[Step, Footprint]) -> Footprint | None:
     """Return an optimizer step's footprint from one with the same number of shards."""
     alike = (key for key in known if _on_one_group(key) == _on_one_group(step))
     other = next(alike, None)
-    return None if other is None else known[other]  # an optimizer step sends nothing
+    if other is None:
+        return _between(step, known)
+    return known[other]  # an optimizer step sends nothing
 
 
 def _on_one_group(step: Step) -> Step:

@@ -74,6 +74,7 @@ def assemble(
         step_from=step_from,
         notes=(*trace.notes, *notes),
         doubt=trace.doubt or doubt_on(card, (op.name for op in trace.ops)),
+        example_tokens=trace.example_tokens,
     )
 
 
@@ -104,8 +105,10 @@ def assemble_demand(
     step_from: StepFrom = "datasheet",
     notes: tuple[str, ...] = (),
     doubt: str | None = None,
+    example_tokens: int | None = None,
 ) -> Prediction:
     """Return the prediction from a trace's known demand."""
+    samples_per_s = None if time is None else variant.batch_size / time.step_s
     outside = card.outside(has_convolutions=demand.has_convolutions)
     limit_bytes = card.usable.likely_bytes - outside.likely_bytes
     on_card, replayed = demand.replays.likely(limit_bytes)
@@ -137,7 +140,8 @@ def assemble_demand(
         step_low_s=None if time is None else time.low_s,
         step_high_s=None if time is None else time.high_s,
         step_from=None if time is None else step_from,
-        samples_per_s=None if time is None else variant.batch_size / time.step_s,
+        samples_per_s=samples_per_s,
+        tokens_per_s=samples_per_s and example_tokens and samples_per_s * example_tokens,
         unknowns=tuple(
             _unknowns(demand, card, kind, unseen, of_outputs, (least - reserved, most - reserved))
         ),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from oomph.records.bill import Budget, bill_of
 from oomph.records.notebook import html_of
 from oomph.records.prediction import Prediction, Verdict
 from oomph.records.script import ScriptChanges, Seen
@@ -29,6 +30,9 @@ class PlanOptions:
     batch_size: int | None = None
     max_gpus: int = 1
     gpus_per_node: int = GPUS_PER_NODE
+    link: str | None = None  # between machines; None: unknown
+    # GPUs that share each layer; None: as many as a machine allows, where nothing else fits
+    tensor_parallel: int | None = None
     allow: frozenset[str] = frozenset()
     forbid: frozenset[str] = frozenset()
     prefer: Preference = "balance"
@@ -267,7 +271,7 @@ class Plans:
         return "\n".join([head, *map("{} {}".format, marks, lines)])
 
 
-def as_answer(plans: Plans) -> dict[str, Any]:
+def as_answer(plans: Plans, budget: Budget | None = None) -> dict[str, Any]:
     """Return what `oomph plan --json` prints. docs/plan-format.md describes the fields."""
     return {
         "schema": SCHEMA,
@@ -278,7 +282,7 @@ def as_answer(plans: Plans) -> dict[str, Any]:
         "fits_as_is": plans.fits_as_is,
         "as_is": _cost(plans.as_is),
         "plans": [
-            {**_as_row(plan), "time_ratio": ratio}
+            {**_as_row(plan), "time_ratio": ratio, "bill": _bill_of(plan, budget)}
             for plan, ratio in zip(plans, plans.time_ratios, strict=True)
         ],
         "rejected": to_jsonable(plans.rejected),
@@ -311,6 +315,11 @@ def _as_row(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _bill_of(plan: Plan, budget: Budget | None) -> Any:
+    return to_jsonable(None if budget is None else bill_of(plan.prediction, budget))
+
+
 def _cost(prediction: Prediction) -> dict[str, Any]:
-    names = ("fits", "device_bytes", "low_bytes", "high_bytes", "host_bytes", "step_s")
-    return {name: getattr(prediction, name) for name in names}
+    names = ("fits", "device_bytes", "low_bytes", "high_bytes", "host_bytes")
+    times = ("step_s", "tokens_per_s")
+    return {name: getattr(prediction, name) for name in (*names, *times)}

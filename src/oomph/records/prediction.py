@@ -61,6 +61,7 @@ class Prediction:
     step_high_s: float | None
     step_from: StepFrom | None
     samples_per_s: float | None
+    tokens_per_s: float | None = None  # of text; None if there is none, or no time
     unknowns: tuple[Unknown, ...]
     notes: tuple[str, ...]  # what was assumed
     doubt: str | None = None  # why the rehearsal itself may be wrong on this torch

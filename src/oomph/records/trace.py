@@ -132,6 +132,7 @@ class Trace:
     allows_tf32: bool = True  # in convolutions, as torch does unless it is told otherwise
     # Elements per example in the batch's tensors, which grow with its length; None if not seen.
     example_elements: int | None = None
+    example_tokens: int | None = None  # of the longest sequence of whole numbers; None: no text
     emptied_at: Sequence[int] = ()  # torch.cuda.empty_cache(): the number of events before each
     # The events that the program itself recorded (torch.cuda.memory._record_memory_history), from
     # the first to the one after the last; None if it wrote no snapshot.
@@ -195,6 +196,7 @@ def to_columns(trace: Trace) -> dict[str, Any]:
         "measures_convolutions": trace.measures_convolutions,
         "allows_tf32": trace.allows_tf32,
         "example_elements": trace.example_elements,
+        "example_tokens": trace.example_tokens,
         "emptied_at": list(trace.emptied_at),
         "recorded": trace.recorded,
         "micro_batch": trace.micro_batch,
@@ -262,6 +264,7 @@ def from_columns(columns: dict[str, Any]) -> Trace:
         measures_convolutions=columns["measures_convolutions"],
         allows_tf32=columns["allows_tf32"],
         example_elements=columns["example_elements"],
+        example_tokens=columns["example_tokens"],
         emptied_at=tuple(columns["emptied_at"]),
         recorded=None if columns["recorded"] is None else tuple(columns["recorded"]),
         convolutions=tuple(

@@ -46,6 +46,7 @@ from oomph.tricks.trick import contradiction_in
 
 _LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _NUM_STEPS = 2
+_EXAMPLES_AND_LENGTH = 2  # dimensions of a batch of text
 TELLS_EVERY_S = 2.0  # judgement: often enough to show that it is still running
 
 
@@ -170,6 +171,7 @@ class _Rehearsal:
         self.loss: Any = None
         self.batch: Any = None
         self.example_elements: int | None = None
+        self.example_tokens: int | None = None
         self.phase_starts: list[tuple[int, Phase]] = []
         self.buckets: Buckets | None = None
         self.hooks: list[RemovableHandle] = []
@@ -216,7 +218,9 @@ class _Rehearsal:
             step_starts=step_starts,
             phase_starts=self.phase_starts,
         )
-        return replace(trace, example_elements=self.example_elements)
+        return replace(
+            trace, example_elements=self.example_elements, example_tokens=self.example_tokens
+        )
 
     def end(self) -> None:
         """Let go of everything that the loop holds. Its model may be rehearsed again."""
@@ -301,6 +305,7 @@ class _Rehearsal:
             batch_size=self.workload.batch_size,
         )
         self.example_elements = _elements(self.batch, self.variant.micro_batch)
+        self.example_tokens = _tokens(self.batch)
         self._enter("forward")
         if self.buckets:
             self.buckets.is_in_sync = is_last
@@ -338,6 +343,17 @@ def _elements(batch: Any, num: int) -> int:
     """Return the elements per example. Like the stepper, skip tensors with one element each."""
     each = [tensor.numel() // num for tensor in tensors_of(batch)]
     return sum(size for size in each if size > 1) or sum(each)
+
+
+def _tokens(batch: Any) -> int | None:
+    """Return the length of the longest sequence of whole numbers: text, but no image or label."""
+    lengths = [
+        tensor.shape[1]
+        for tensor in tensors_of(batch)
+        if tensor.dim() == _EXAMPLES_AND_LENGTH and tensor.dtype in (torch.int64, torch.int32)
+    ]
+    longest = max(lengths, default=1)
+    return longest if longest > 1 else None
 
 
 # ---- a batch function, or one example batch -> a batch of n examples on the pretended GPU --------

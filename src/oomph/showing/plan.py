@@ -23,7 +23,7 @@ from oomph.records.stored import (
     to_jsonable,
 )
 from oomph.showing.html_page import filled_page
-from oomph.showing.predict import FITS, named_tricks
+from oomph.showing.predict import FITS, bill_in_words, named_tricks
 from oomph.showing.terminal import (
     GAP,
     Column,
@@ -45,6 +45,7 @@ from oomph.units import format_bytes, format_duration, format_ratio, format_time
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from oomph.records.bill import Budget
     from oomph.records.workload import Variant
 
 
@@ -64,7 +65,13 @@ _IN_WORDS = {
 }
 
 
-def print_plans(plans: Plans, *, explains: bool = False, then: Sequence[str] = ()) -> None:
+def print_plans(
+    plans: Plans,
+    *,
+    explains: bool = False,
+    then: Sequence[str] = (),
+    budget: Budget | None = None,
+) -> None:
     """Print the answer; with why tricks were not considered if it `explains`; `then` is next."""
     console = new_console()
     _print_as_is(console, plans)
@@ -73,6 +80,7 @@ def print_plans(plans: Plans, *, explains: bool = False, then: Sequence[str] = (
     else:
         _print_best(console, plans.best, is_batch_known=_is_batch_known(plans))
         _print_table(console, plans)
+        _print_bills(console, plans, budget)
     _print_offers(console, plans)
     if plans.best is not None:
         _print_tricks(console, plans.best)
@@ -251,6 +259,16 @@ def _print_all_gpus(console: Console, plans: Plans) -> None:
         gain = f"a step takes {format_time(step_s)}, {1 / ratio:.1f} x as fast as on {best.gpus}"
     words = ", ".join(_names(found)) or "as it is"
     print_prose(console, f"With {most} GPUs ({words}): {gain}.")
+
+
+def _print_bills(console: Console, plans: Plans, budget: Budget | None) -> None:
+    """Print what the training takes on the fewest GPUs that do, and on the most."""
+    if budget is None or plans.best is None:
+        return
+    most = max(plans, key=lambda plan: plan.gpus)
+    for plan in [plans.best, *([most] if most.gpus > plans.best.gpus else [])]:
+        print_prose(console, bill_in_words(plan.prediction, budget))
+    console.print()
 
 
 def bar(glyphs: Glyphs, plan: Plan, capacity_bytes: int) -> str:

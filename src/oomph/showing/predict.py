@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from oomph.records.bill import Budget, bill_of
 from oomph.records.prediction import Prediction
 from oomph.records.workload import Variant, recomputed_blocks
 from oomph.showing.terminal import (
@@ -43,6 +44,7 @@ def print_prediction(
     explains: bool = False,
     then: str | None = None,
     console: Console | None = None,
+    budget: Budget | None = None,
 ) -> None:
     """Print the prediction; with the sources of its error bar if it `explains`; `then` is next."""
     console = console or new_console()
@@ -61,8 +63,8 @@ def print_prediction(
             f" {format_bytes(prediction.bus_bytes)} over the bus a step",
         )
     _print_modules(console, prediction)
-    if prediction.step_s is not None:
-        print_prose(console, _time(prediction))
+    for said in _about_time(prediction, budget):
+        print_prose(console, said)
     if explains:
         _print_unknowns(console, prediction)
     elif prediction.unknowns:
@@ -121,7 +123,10 @@ def named_tricks(names: Iterable[str], variant: Variant, num_blocks: int = 0) ->
 
     `num_blocks` is the number of blocks that the model has, if that is known.
     """
-    named = {"checkpointing": _recomputed(variant.checkpointing, num_blocks)}
+    named = {
+        "checkpointing": _recomputed(variant.checkpointing, num_blocks),
+        "tensor-parallel": f"tensor-parallel {variant.tensor_parallel}",
+    }
     return [named.get(name, name) for name in names if name != "accumulation"]
 
 
@@ -206,9 +211,31 @@ def _time(prediction: Prediction) -> str:
     bounds = "" if unknown else f" ({format_time(low or 0.0)} to {format_time(high or 0.0)})"
     rate = prediction.samples_per_s
     samples = "" if rate is None else f", {format_rate(rate)} samples a second"
+    if prediction.tokens_per_s is not None:
+        samples += f" ({prediction.tokens_per_s:,.0f} tokens)"
     worth = _WORTH[prediction.step_from or "datasheet"]
     step = format_time(prediction.step_s or 0.0)
     return f"time: about {step} a step{bounds}{samples}; {worth}"
+
+
+def _about_time(prediction: Prediction, budget: Budget | None) -> Iterator[str]:
+    if prediction.step_s is not None:
+        yield _time(prediction)
+    if budget is not None:
+        yield bill_in_words(prediction, budget)
+
+
+def bill_in_words(prediction: Prediction, budget: Budget) -> str:
+    """Return what a whole training takes, or why that is unknown."""
+    what = f"{budget.tokens:g} tokens"
+    bill = bill_of(prediction, budget)
+    if bill is None:
+        why = "a step's time is unknown" if prediction.step_s is None else "the batch has no text"
+        return f"{what}: unknown, because {why}"
+    num_gpus = prediction.variant.num_gpus
+    on = f"{num_gpus} GPUs" if num_gpus > 1 else "one GPU"
+    cost = "" if bill.cost is None else f", {bill.cost:,.0f} at {budget.price:g} each"
+    return f"{what}: {bill.hours:,.3g} hours on {on}, {bill.gpu_hours:,.0f} GPU-hours{cost}"
 
 
 def _moment(prediction: Prediction) -> str:

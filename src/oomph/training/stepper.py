@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
 from oomph.records.stability import NoiseScale, StabilityWarning
-from oomph.records.workload import Precision, Variant
+from oomph.records.workload import Precision, Variant, divides_layers
 from oomph.stability.examples import BatchDim
 from oomph.training.evaluation import Evaluation, Join, in_eval_mode
 from oomph.training.micro_batches import Batch, Count, Division, Micro, Split, Weight
@@ -341,6 +341,12 @@ def _check(
     variant: Variant, ranks: Ranks, *, accumulate: int, clip_grad_norm: float | None
 ) -> None:
     """Raise UsageError if options contradict each other."""
+    if divides_layers(variant):
+        raise UsageError(
+            "a Stepper does not train layers that several GPUs share",
+            because="after an out-of-memory error its ranks agree as those of DDP and FSDP do",
+            attempt="a loop of your own, after model = oomph.apply(plan, model)",
+        )
     is_so = ranks.is_replicated if variant.sharding == "ddp" else ranks.is_sharded
     if variant.num_gpus > 1 and not is_so:
         raise UsageError(

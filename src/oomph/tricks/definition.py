@@ -67,6 +67,7 @@ class Request:
     lora_rank: int = LORA_RANK
     lora_targets: LoraTargets = "all-linear"
     gpus_per_node: int = GPUS_PER_NODE
+    tensor_parallel: int = 1  # GPUs that share each layer, in the grids to compare
 
     def why_not(self, trick: Definition) -> str | None:
         """Return why a trick may not be used, or None if it may."""

@@ -110,6 +110,25 @@ def numbers_of_gpus(batch_size: int, most: int, gpus_per_node: int = GPUS_PER_NO
     return sorted({*powers.intersection(possible), possible[0]} - {1})
 
 
+def numbers_of_groups(
+    batch_size: int, most: int, tensor_parallel: int, gpus_per_node: int = GPUS_PER_NODE
+) -> list[int]:
+    """Return numbers of GPUs of which `tensor_parallel` each share layers and examples.
+
+    The groups are a power of two; they divide the batch, and fit on one machine or fill several.
+    """
+    if gpus_per_node % tensor_parallel:
+        return []
+    powers = (tensor_parallel * 2**power for power in range(most.bit_length()))
+    return [
+        number
+        for number in powers
+        if number <= most
+        and batch_size % (number // tensor_parallel) == 0
+        and fills_nodes(number, gpus_per_node)
+    ]
+
+
 def _can_divide(batch_size: int, num_gpus: int, gpus_per_node: int) -> bool:
     return batch_size % num_gpus == 0 and fills_nodes(num_gpus, gpus_per_node)
 

@@ -38,8 +38,9 @@ _ROWS = frozenset(
 _DECLARED: Mapping[str, Literal["column", "row"]] = {"colwise": "column", "rowwise": "row"}
 _OF_HEADS = "replicated_with_grad_allreduce"  # theirs for a norm of each head
 _NUM_HEADS = ("num_key_value_heads", "n_kv_heads", "num_heads", "n_heads", "num_attention_heads")
-# Queries, keys and values; attention and MLP; batch, sequence and width.
-_NUM_OF_HEADS, _NUM_PARTS, _DIMENSIONS = 3, 2, 3
+_OF_ATTENTION = 3  # columns: queries, keys and values
+_PARTS = 2  # of a block: attention and MLP
+_DIMENSIONS = 3  # of hidden states: examples, sequence and width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +113,8 @@ def _block(name: str, block: torch.nn.Module, declared: Mapping[str, str]) -> Bl
     sharing: dict[str, list[str]] = {}  # columns with the same input are in the same module
     for column in columns:
         sharing.setdefault(column.rpartition(".")[0], []).append(column)
-    attention = next((parent for parent, of in sharing.items() if len(of) == _NUM_OF_HEADS), None)
-    if attention is None or len(sharing) != _NUM_PARTS or len(rows) != _NUM_PARTS:
+    attention = next((parent for parent, of in sharing.items() if len(of) == _OF_ATTENTION), None)
+    if attention is None or len(sharing) != _PARTS or len(rows) != _PARTS:
         return f"{name} is not attention with separate queries, keys and values, then one MLP"
     of_heads = [norm for norm in norms if norm.startswith(f"{attention}.")]
     return Block(

@@ -32,18 +32,18 @@ def draw_in_notebooks() -> None:
 def _plans(plans: Plans) -> str:
     from oomph.showing.html_page import inline
     from oomph.showing.plan import plans_page
-    from oomph.verbs.planned import export_of
+    from oomph.verbs.planned import code_of
 
     timelines = plans.timelines or (None,) * len(plans)
-    return inline(plans_page(plans, timelines, [export_of(plan, "code") for plan in plans]))
+    return inline(plans_page(plans, timelines, [code_of(plan) for plan in plans]))
 
 
 def _plan(plan: Plan) -> str:
     from oomph.showing.html_page import inline
     from oomph.showing.plan import plan_page
-    from oomph.verbs.planned import export_of
+    from oomph.verbs.planned import code_of
 
-    return inline(plan_page(plan, export_of(plan, "code")))
+    return inline(plan_page(plan, code_of(plan)))
 
 
 def _prediction(prediction: Prediction) -> str:

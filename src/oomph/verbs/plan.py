@@ -24,6 +24,8 @@ def plan(
     gpu_memory: int | str | None = None,
     max_gpus: int = 1,
     gpus_per_node: int = 8,
+    link: str | None = None,
+    tensor_parallel: int | None = None,
     batch_size: int | None = None,
     allow: Sequence[str] = (),
     forbid: Sequence[str] = (),
@@ -41,9 +43,9 @@ def plan(
 ) -> Plans:
     """Return the training variants of a workload that fit on a GPU, best first, with their costs.
 
-    Every plan keeps your batch size: micro-batch x accumulation x GPUs stays the same. More than
-    `gpus_per_node` GPUs are several machines. A trick that changes training is considered only if
-    `allow` names it; `forbid` names tricks to leave out.
+    Every plan keeps your batch size. More than `gpus_per_node` GPUs are several machines, joined by
+    `link` ("infiniband-400"). `tensor_parallel` GPUs share each layer; by default only where
+    nothing else fits. A trick that changes training needs `allow`; `forbid` leaves tricks out.
     `target_memory` is the share of the GPU that may be used. `host_memory` limits what offload may
     take of the host (default: what is free, for a GPU of this machine). `say` gets the progress.
     `checks` is the result of oomph.check, or its file: what it proved about a trick replaces what
@@ -65,6 +67,8 @@ def plan(
         batch_size=batch_size,
         max_gpus=max_gpus,
         gpus_per_node=gpus_per_node,
+        link=link,
+        tensor_parallel=tensor_parallel,
         allow=frozenset(allow),
         forbid=frozenset(forbid),
         prefer=prefer,
@@ -107,7 +111,8 @@ def plan_with_options(
     from oomph.records.script import Script
     from oomph.sensing.target import find_target
 
-    target, tell = find_target(gpu, gpu_memory, host_memory), say or silent
+    target = find_target(gpu, gpu_memory, host_memory).joined_by(options.link)
+    tell = say or silent
     plans.check_options(options)
     trained = what_to_train(workload)
     if isinstance(trained, Script):

@@ -38,3 +38,13 @@ def trick_names() -> tuple[str, ...]:
     from oomph.tricks.trick import NAMES
 
     return NAMES
+
+
+def code_of(plan: Plan) -> str:
+    """Return a plan as code; a comment for one that plain code cannot express."""
+    from oomph.errors import UsageError
+
+    try:
+        return export_of(plan, "code")
+    except UsageError as error:
+        return f"# {error.in_one_line()}\n"
