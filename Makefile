@@ -42,7 +42,7 @@ test: $(VENV)/.installed-dev ## set up, then run the tests
 	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m 'not slow'
 
 test-slow: $(VENV)/.installed-dev ## the suites that take minutes: real training of all kinds
-	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m slow
+	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m 'slow and not schedulers'
 
 # Debian may start the packages' own daemons; the tests start others, on ports of their own.
 test-schedulers: $(VENV)/.installed-dev ## jobs of real Slurm and Grid Engine daemons, from Debian where that is allowed
@@ -70,7 +70,7 @@ docs: $(VENV)/.installed-dev ## are the docs true?
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
 rest: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(THREE_AT_ONCE) --reruns 1 --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
+	$(BIN)/python -m pytest $(THREE_AT_ONCE) --reruns 1 -m 'not schedulers' --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
 
 docs-site: $(VENV)/.installed-site ## build the documentation into build/site, with search
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

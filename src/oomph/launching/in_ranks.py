@@ -52,9 +52,13 @@ _WATCHED = "OOMPH_WATCHED_RANK"  # the process of the rank, for its children
 
 def _is_child_of(agent: int) -> bool:
     """Return whether torchrun started this process, which then dies with it."""
+    if os.getppid() != agent:
+        return False
     with contextlib.suppress(OSError, AttributeError):  # no Linux
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, int(signal.SIGKILL), 0, 0, 0)
-    return os.getppid() == agent
+        if os.getppid() != agent:  # it was killed just before
+            os.kill(os.getpid(), signal.SIGKILL)
+    return True
 
 
 # ---- the exception that ends this rank -----------------------------------------------------------
