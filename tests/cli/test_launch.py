@@ -43,7 +43,13 @@ with open(f"rank-{rank}.json", "w") as file:
 os.rename(f"rank-{rank}.json", f"told-{rank}.json")
 weight = torch.zeros(4, requires_grad=True)
 optimizer = torch.optim.SGD([weight], lr=0.1)
-loader = torch.utils.data.DataLoader(torch.ones(24, 4), batch_size=4)
+class Examples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+    def __getitem__(self, place):
+        time.sleep(0.05 if what == "slow" and rank == 1 else 0)
+        return torch.ones(4)
+loader = torch.utils.data.DataLoader(Examples(), batch_size=4)
 for number, batch in enumerate(loader):
     if rank == 1 and number == 2:
         if what == "raise":
@@ -109,12 +115,12 @@ def desk(tmp_path: Path) -> Desk:
 def test_a_plan_decides_processes_environment_and_gpus(desk: Desk) -> None:
     plan = desk.directory / "plan.json"
     plan_of(num_gpus=2, micro_batch=2, expandable_segments=True).save(plan)
-    done = desk.launch(str(plan), "--", "train.py", "well", *HOSTILE)
+    done = desk.launch(str(plan), "--", "train.py", "slow", *HOSTILE)
     assert done.returncode == 0, done.stderr.decode()
     for rank in (0, 1):
         seen = desk.told(rank)
         assert seen["world"] == 2
-        assert seen["arguments"] == ["well", *HOSTILE]
+        assert seen["arguments"] == ["slow", *HOSTILE]
         assert seen["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
         gpus = [desk.machine.uuid(0), desk.machine.uuid(1)]
         assert seen["CUDA_VISIBLE_DEVICES"] == ",".join(gpus)
@@ -126,6 +132,7 @@ def test_a_plan_decides_processes_environment_and_gpus(desk: Desk) -> None:
     assert {span.rank for span in run.step_spans} == {0, 1}
     assert all(span.data_wait_s is not None for span in run.step_spans)
     assert b"steps: rank 1:" in done.stderr
+    assert b"rank 1 keeps the other ranks waiting" in done.stderr
 
 
 @pytest.mark.parametrize(

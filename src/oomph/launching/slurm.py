@@ -31,6 +31,8 @@ _MEETING = [
     "first=${hosts%%$'\\n'*}",
     ': "${first:?no host in SLURM_JOB_NODELIST}"',
     "port=$((20000 + SLURM_JOB_ID % 20000))  # two jobs that share a machine do not meet",
+    # Since 22.05 srun does not take this over from sbatch, and gives each task one CPU.
+    'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',
 ]
 
 
@@ -117,7 +119,6 @@ class Slurm:
             meeting = f'--nodes {request.num_nodes} --meet "$first:$port" --meet-as "$SLURM_JOB_ID"'
             start = [
                 *_MEETING,
-                'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # else srun gives each task one',
                 f"srun {launch_words(training, request, meeting=meeting)}",
             ]
         exports = environment_of(variant, cpus_per_gpu)
