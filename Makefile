@@ -42,7 +42,7 @@ test: $(VENV)/.installed-dev ## set up, then run the tests
 	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m 'not slow'
 
 test-slow: $(VENV)/.installed-dev ## the suites that take minutes: real training of all kinds
-	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m slow
+	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m 'slow and not schedulers'
 
 test-ranks: $(VENV)/.installed-dev ## a thousand random failures on 2 to 4 gloo ranks (half an hour on 2 cores)
 	$(BIN)/python -m pytest tests/training/test_ranks.py tests/training/test_shards.py
@@ -76,7 +76,7 @@ docs: $(VENV)/.installed-dev ## are the docs true?
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
 rest: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(THREE_AT_ONCE) --reruns 1 --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
+	$(BIN)/python -m pytest $(THREE_AT_ONCE) --reruns 1 -m 'not schedulers' --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
 
 docs-site: $(VENV)/.installed-site ## build the documentation into build/site, with search
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

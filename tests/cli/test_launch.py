@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,14 @@ from oomph.launching.taking import LOCKS
 from oomph.monitoring.diary import META
 from oomph.monitoring.diary_reader import read_run
 
-# Small, and without an import that torch does not need itself.
+# Small, and without an import that torch does not need itself. torch 2.13 with gloo sometimes
+# aborts a process while C++ tears down, under bare torchrun too (docs/tried.md): this leaves before
+# that, after everything that Python does at its end.
 TRAIN = """
-import json, os, signal, sys, time
+import atexit, json, os, signal, sys, time
+
+code = 0
+atexit.register(lambda: os._exit(1 if hasattr(sys, "last_value") else code))
 import torch, torch.distributed as dist
 
 dist.init_process_group("gloo")
@@ -37,7 +43,13 @@ with open(f"rank-{rank}.json", "w") as file:
 os.rename(f"rank-{rank}.json", f"told-{rank}.json")
 weight = torch.zeros(4, requires_grad=True)
 optimizer = torch.optim.SGD([weight], lr=0.1)
-loader = torch.utils.data.DataLoader(torch.ones(24, 4), batch_size=4)
+class Examples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+    def __getitem__(self, place):
+        time.sleep(0.05 if what == "slow" and rank == 1 else 0)
+        return torch.ones(4)
+loader = torch.utils.data.DataLoader(Examples(), batch_size=4)
 for number, batch in enumerate(loader):
     if rank == 1 and number == 2:
         if what == "raise":
@@ -45,7 +57,8 @@ for number, batch in enumerate(loader):
         if what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "exit":
-            sys.exit(7)
+            code = 7
+            sys.exit(code)
     while what == "forever":
         time.sleep(0.05)
     (weight * batch).sum().backward()
@@ -102,12 +115,12 @@ def desk(tmp_path: Path) -> Desk:
 def test_a_plan_decides_processes_environment_and_gpus(desk: Desk) -> None:
     plan = desk.directory / "plan.json"
     plan_of(num_gpus=2, micro_batch=2, expandable_segments=True).save(plan)
-    done = desk.launch(str(plan), "--", "train.py", "well", *HOSTILE)
+    done = desk.launch(str(plan), "--", "train.py", "slow", *HOSTILE)
     assert done.returncode == 0, done.stderr.decode()
     for rank in (0, 1):
         seen = desk.told(rank)
         assert seen["world"] == 2
-        assert seen["arguments"] == ["well", *HOSTILE]
+        assert seen["arguments"] == ["slow", *HOSTILE]
         assert seen["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
         gpus = [desk.machine.uuid(0), desk.machine.uuid(1)]
         assert seen["CUDA_VISIBLE_DEVICES"] == ",".join(gpus)
@@ -119,6 +132,7 @@ def test_a_plan_decides_processes_environment_and_gpus(desk: Desk) -> None:
     assert {span.rank for span in run.step_spans} == {0, 1}
     assert all(span.data_wait_s is not None for span in run.step_spans)
     assert b"steps: rank 1:" in done.stderr
+    assert b"rank 1 keeps the other ranks waiting" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -185,6 +199,33 @@ def test_ranks_end_with_torchrun_even_if_it_is_killed(desk: Desk) -> None:
         wait_for(lambda pid=pid: gone(pid))  # type: ignore[misc]
 
 
+def test_two_machines_of_a_job_meet_and_leave_one_run(desk: Desk) -> None:
+    """As srun starts them: the second machine's diary is a part of the first one's."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    job = desk.runs / "20261119-061203-7f3a"
+    job.mkdir(parents=True)
+    words = [*OOMPH, "launch", "--nproc", "1", "--gpus", "none", "--nodes", "2"]
+    words += ["--meet", f"127.0.0.1:{port}", "--meet-as", "41", "--", "train.py", "well"]
+    machines = [
+        subprocess.Popen(
+            words,
+            cwd=desk.directory,
+            env={**desk.environment, "OOMPH_JOB": str(job), "SLURM_NODEID": node},
+            stderr=subprocess.PIPE,
+        )
+        for node in "01"
+    ]
+    for machine in machines:
+        _, complained = machine.communicate()
+        assert machine.returncode == 0, complained.decode()
+    assert [desk.told(rank)["world"] for rank in (0, 1)] == [2, 2]
+    run = read_run(job)
+    assert run.id == job.name
+    assert {span.rank for span in run.step_spans} == {0, 1}
+
+
 # ---- without torch -------------------------------------------------------------------------------
 
 
@@ -237,6 +278,15 @@ def test_the_allocators_own_settings_are_kept(desk: Desk) -> None:
         (["--nproc", "2", "--", "python", "train.py", "--lr", "1"], "-- train.py --lr 1"),
         (["--nproc", "2", "--", "torchrun", "train.py"], "starts a script by torchrun itself"),
         (["--nproc", "2", "--gpus", "0,1,2", "--", "train.py"], "names 3 GPUs for 2 processes"),
+        (["--nproc", "2", "--", "submit.sh", "--lr", "1"], "--script submit.sh -- --lr 1"),
+        (["--nproc", "2", "--", "trian.py"], "there is no script 'trian.py' here"),
+        (["--nproc", "2", "--script", "none.sh"], "there is no script 'none.sh' here"),
+        (["--nproc", "2", "--time", "1h", "--", "train.py"], "--time is for a job"),
+        (["--nproc", "2", "--via", "slrum", "--", "train.py"], "--via 'slrum' is no scheduler"),
+        (["--via", "plan.json", "--", "train.py"], "oomph launch plan.json --via"),
+        (["--nproc", "2", "--via", "sge", "--gpus", "0", "--", "train.py"], "without --gpus"),
+        (["--nproc", "2", "--via", "pbs", "--wait", "--", "train.py"], "cannot wait for it"),
+        (["--status", "last"], "there is no job 'last'"),
         (["--gpus", "1,1", "--", "train.py"], "names a GPU twice"),
         (["--nproc", "0", "--", "train.py"], "not a whole number above 0"),
         (["--nproc", "2", "--nodes", "2", "--", "train.py"], "each machine would train alone"),
@@ -251,6 +301,22 @@ def test_a_wrong_request_is_refused_before_anything_starts(
     assert done.returncode in (2, 4)
     assert said in done.stderr.decode()
     assert not desk.runs.exists()
+
+
+def test_json_says_which_rank_failed(desk: Desk) -> None:
+    (desk.directory / "submit_train.sh").write_text("exit 5\n")
+    words = ["--nproc", "1", "--json", "--quiet", "--script", "submit_train.sh"]
+    done = desk.launch(*words)
+    assert done.returncode == 5
+    assert json.loads(done.stderr)["exit_code"] == 5
+    assert json.loads(done.stderr)["failure"] is None
+
+
+def test_a_job_of_kubernetes_is_printed(desk: Desk) -> None:
+    words = ["--nproc", "1", "--via", "kubernetes", "--image", "mine:1", "--", "in-the-image.py"]
+    done = desk.launch(*words)
+    assert done.returncode == 0
+    assert "kind: Job\n" in done.stdout.decode()
 
 
 def test_too_few_gpus_is_a_no(desk: Desk) -> None:

@@ -25,7 +25,7 @@ HOSTILE = ["a b.py", "$(touch gone).py", "'; exit 7; '", "x\ny.py", "-c", "`id`"
 # What the scripts call, each of which writes down what it was called with.
 STUB = """#!{python}
 import json, os, sys
-names = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS")
+names = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS", "SRUN_CPUS_PER_TASK")
 seen = {{name: os.environ.get(name) for name in names}}
 with open({record!r}, "w") as file:
     json.dump([[os.path.basename(sys.argv[0]), *sys.argv[1:]], seen], file)
@@ -187,7 +187,9 @@ def test_two_machines_meet_at_the_first_of_the_job(machine: Machine) -> None:
     machine.has("scontrol", '#!/bin/bash\n[ "$3" = "node[3-4]" ] && printf "node3\\nnode4\\n"\n')
     script = plan_of(num_gpus=8).to_slurm("train.py", ["--lr", "0.1"], gpus_per_node=4)
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:4\n" in script
-    words, _ = machine.called(script, SLURM_JOB_NODELIST="node[3-4]", SLURM_JOB_ID="123456")
+    job = {"SLURM_JOB_NODELIST": "node[3-4]", "SLURM_CPUS_PER_TASK": "16"}
+    words, seen = machine.called(script, SLURM_JOB_ID="123456", **job)
+    assert seen["SRUN_CPUS_PER_TASK"] == "16"
     assert words == [
         "srun",
         "torchrun",

@@ -360,11 +360,24 @@ def test_a_job_is_found_by_its_run_its_number_or_as_the_last(commands: Commands)
         find_job("x")
     assert (state_of(job).state, state_of(job).scheduler_says) == ("waiting", "PENDING Resources")
     commands.has("squeue", "#!/bin/bash\nexit 1\n")
-    commands.has("scontrol", "#!/bin/bash\nexit 1\n")
+    commands.has("scontrol", "#!/bin/bash\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    assert state_of(job).state == "unknown"  # and not ended: Slurm is away for a while
+    assert "Unable to contact" in (state_of(job).scheduler_says or "")
+    commands.has("scontrol", "#!/bin/bash\necho 'error: Invalid job id specified' >&2; exit 1\n")
     assert state_of(job).state == "killed"
     # What the job wrote goes before what the scheduler has forgotten.
     Path(job.directory, "exit-code").write_text("3\n")
     assert (state_of(job).state, state_of(job).exit_code) == ("ended", 3)
+
+
+def test_a_damaged_job_hides_no_other(commands: Commands, tmp_path: Path) -> None:
+    commands.has("sinfo", "#!/bin/bash\necho gpu:4\n")
+    commands.has("sbatch", '#!/bin/bash\n[ "$1" = --test-only ] || echo 41\n')
+    job = submit(order())
+    damaged = tmp_path / "runs" / "99991231-000000-0000"
+    damaged.mkdir()
+    (damaged / "job.json").write_text("{")
+    assert find_job("last") == job
 
 
 def test_cancelling_a_job_that_has_ended_asks_nobody(commands: Commands) -> None:

@@ -267,8 +267,10 @@ def test_a_time_limit_is_asked_for(cluster: Cluster) -> None:
 def test_nothing_is_submitted_where_no_scheduler_answers(tmp_path: Path) -> None:
     environment = {**os.environ, "OOMPH_RUNS": str(tmp_path / "runs")}
     environment |= {"SLURM_CONF": "/nowhere", "SGE_ROOT": str(tmp_path)}
+    (tmp_path / "train.py").touch()
     done = subprocess.run(
         [*OOMPH, "launch", "--nproc", "1", "--via", "--", "train.py"],
+        cwd=tmp_path,
         env=environment,
         capture_output=True,
         text=True,

@@ -303,23 +303,34 @@ def _report(launched: Launched, options: argparse.Namespace) -> None:
     """Print the rank that failed first, and then the report, on standard error."""
     if sys.stderr is None:
         return
-    if launched.failure is not None:
-        from oomph.showing.launch import print_failure
-
-        print_failure(launched.failure)
-    run = launched.watched.run
-    if run is None or options.quiet:
-        return
-    from oomph.showing.report import print_report
-    from oomph.verbs.report import report
-
     try:
-        print_report(report(run), run, to_stderr=True)
+        _show(launched, options)
     except OSError:
         raise
     except Exception as error:  # noqa: BLE001 - the exit code must be the training's
         print(f"oomph: the report failed: {error}", file=sys.stderr)
     sys.stderr.flush()
+
+
+def _show(launched: Launched, options: argparse.Namespace) -> None:
+    from oomph.verbs.report import report
+
+    run = launched.watched.run
+    found = None if run is None or options.quiet else report(run)
+    if options.json:
+        from oomph.records.stored import as_json
+
+        answer = {"failure": launched.failure, "report": found}
+        print(as_json({**answer, "exit_code": launched.watched.ended.exit_code}), file=sys.stderr)
+        return
+    if launched.failure is not None:
+        from oomph.showing.launch import print_failure
+
+        print_failure(launched.failure)
+    if run is not None and found is not None:
+        from oomph.showing.report import print_report
+
+        print_report(found, run, to_stderr=True)
 
 
 def _count(text: str) -> int:

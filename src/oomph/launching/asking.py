@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oomph.errors import UsageError
+from oomph.errors import Unreadable, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,13 @@ def refused(answer: Answer, by: str, attempt: str) -> UsageError:
     """Return the error for a request that a scheduler refuses, in its own words."""
     return UsageError(
         f"{by} refuses this job", because=answer.everything or "it gives no reason", attempt=attempt
+    )
+
+
+def silent(answer: Answer, by: str) -> Unreadable:
+    """Return the error for a scheduler that does not answer, in its client's words."""
+    return Unreadable(
+        f"{by} does not answer", because=answer.everything or None, attempt="again in a while"
     )
 
 

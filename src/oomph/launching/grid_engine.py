@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from oomph.errors import UsageError
-from oomph.launching.asking import answers, ask, last_line, refused
+from oomph.launching.asking import answers, ask, last_line, refused, silent
 from oomph.launching.job_body import OUTPUT, as_clock, body, launch_words, told
 from oomph.launching.job_script import job_script, plain
 from oomph.launching.torchrun import (
@@ -256,8 +256,14 @@ class GridEngine:
         return number
 
     def says(self, number: str) -> str | None:
-        """Return the job's state in qstat's letters; None if Grid Engine has forgotten it."""
-        for line in ask("qstat", "-u", "*").printed.splitlines():
+        """Return the job's state in qstat's letters; None if it has forgotten it.
+
+        Raises Unreadable if Grid Engine does not answer.
+        """
+        answer = ask("qstat", "-u", "*")
+        if answer.exit_code:
+            raise silent(answer, "Grid Engine")
+        for line in answer.printed.splitlines():
             row = line.split()
             if len(row) > 4 and row[0] == number:
                 return row[4]

@@ -77,8 +77,9 @@ def launch(here: Here, *, alerts: bool = True) -> Launched:
         watched = watch(
             command.arguments, alerts=alerts, environment=environment, directory=directory
         )
-    failure = read_failure(watched.directory) if watched.ended.exit_code else None
-    return Launched(watched, failure)
+    # Ended by a signal: whoever sent it is the cause, whatever the ranks wrote while they went.
+    has_failed = watched.ended.signal is None and watched.ended.exit_code != 0
+    return Launched(watched, read_failure(watched.directory) if has_failed else None)
 
 
 def command_of(here: Here, taken: Taken | None, *, as_typed: bool = False) -> Command:

@@ -52,9 +52,13 @@ _WATCHED = "OOMPH_WATCHED_RANK"  # the process of the rank, for its children
 
 def _is_child_of(agent: int) -> bool:
     """Return whether torchrun started this process, which then dies with it."""
+    if os.getppid() != agent:
+        return False
     with contextlib.suppress(OSError, AttributeError):  # no Linux
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, int(signal.SIGKILL), 0, 0, 0)
-    return os.getppid() == agent
+        if os.getppid() != agent:  # it was killed just before
+            os.kill(os.getpid(), signal.SIGKILL)
+    return True
 
 
 # ---- the exception that ends this rank -----------------------------------------------------------
@@ -103,14 +107,19 @@ class _Steps:
     def begin(self) -> None:
         """Follow every optimizer of torch and every DataLoader from now on."""
         # torch is complete when this runs: it follows the import of torch.
+        from torch.compiler import is_compiling
         from torch.optim.optimizer import register_optimizer_step_post_hook
         from torch.utils.data import dataloader
 
-        register_optimizer_step_post_hook(self._step)
+        def note(optimizer: Any, *_: object) -> None:
+            if not is_compiling():  # a compiled step has no room for this
+                self._step(optimizer)
+
+        register_optimizer_step_post_hook(note)
         base = dataloader._BaseDataLoaderIter
         base.__next__ = self._timed(base.__next__)  # type: ignore[method-assign, assignment]
 
-    def _step(self, optimizer: Any, *_: object) -> None:
+    def _step(self, optimizer: Any) -> None:
         if os.getpid() != self._pid:
             return
         if self._optimizer is None:

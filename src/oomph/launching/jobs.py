@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from oomph.errors import UsageError
+from oomph.errors import Unreadable, UsageError
 from oomph.launching.grid_engine import GridEngine
 from oomph.launching.job_body import EXIT_CODE, OUTPUT, SCRIPT
 from oomph.launching.kubernetes import job_manifest, trainjob_manifest
@@ -35,8 +35,9 @@ from oomph.records.workload import Variant
 from oomph.store import replace_file
 
 JOB_FILE = "job.json"
-_POLL_S = 1.0  # between looks at the output; the scheduler is asked every tenth time
-_ASKED_EVERY = 10
+_POLL_S = 1.0  # between looks at the output
+_ASKED_EVERY_S = 10.0  # between questions to the scheduler, which all users share
+_LAG_S = 30.0  # how late NFS may show what a job wrote: nfs(5), acdirmin
 
 
 class Queue(Protocol):
@@ -65,7 +66,10 @@ class Queue(Protocol):
         """Return the number of the job."""
 
     def says(self, number: str) -> str | None:
-        """Return the job's state in the scheduler's words."""
+        """Return the job's state in the scheduler's words; None if it has forgotten the job.
+
+        Raises Unreadable if it does not answer.
+        """
 
     def is_waiting(self, says: str) -> bool:
         """Return whether these words mean that it has not begun."""
@@ -201,8 +205,9 @@ def _jobs() -> Iterator[Job]:
         return
     for name in names:
         path = runs_directory() / name / JOB_FILE
-        if path.is_file():
-            yield from_json_file(Job, path, what="job")
+        with contextlib.suppress(Unreadable):  # one that is damaged hides no other
+            if path.is_file():
+                yield from_json_file(Job, path, what="job")
 
 
 def state_of(job: Job) -> JobState:
@@ -211,14 +216,15 @@ def state_of(job: Job) -> JobState:
     state = JobState(job=job, state="unknown", exit_code=None, scheduler_says=None, has_run=has_run)
     if job.number is not None and _exit_code(job) is None:
         queue = queue_of(job.via)
-        says = queue.says(job.number)
-        state = dataclasses.replace(state, state=_under_way(queue, says), scheduler_says=says)
+        try:
+            says = queue.says(job.number)
+            state = dataclasses.replace(state, state=_under_way(queue, says), scheduler_says=says)
+        except Unreadable as error:
+            state = dataclasses.replace(state, scheduler_says=error.in_one_line())
     exit_code = _exit_code(job)  # it may have ended while the scheduler was asked
-    return (
-        state
-        if exit_code is None
-        else dataclasses.replace(state, state="ended", exit_code=exit_code)
-    )
+    if exit_code is None:
+        return state
+    return dataclasses.replace(state, state="ended", exit_code=exit_code)
 
 
 def _under_way(queue: Queue, says: str | None) -> Literal["waiting", "running", "killed"]:
@@ -247,12 +253,16 @@ def cancel(job: Job) -> JobState:
 
 def follow(job: Job) -> JobState:
     """Print what a job prints, until it has ended. An interrupt leaves the job alone."""
-    position, looks = 0, 0
+    position, next_s, gone_s = 0, 0.0, None
     while True:
         has_ended = _exit_code(job) is not None
-        if not has_ended and looks % _ASKED_EVERY == 0:
-            has_ended = state_of(job).state == "killed"
-        looks += 1
+        now_s = time.monotonic()
+        if not has_ended and now_s >= next_s:
+            next_s = now_s + _ASKED_EVERY_S
+            state = state_of(job).state
+            # A scheduler that does not answer says nothing about the job.
+            gone_s = (gone_s or now_s) if state == "killed" else None
+            has_ended = job.number is None or (gone_s is not None and now_s - gone_s >= _LAG_S)
         position = _copy(Path(job.directory) / OUTPUT, position)
         if has_ended:  # and all that it printed before was copied after that
             return state_of(job)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from oomph.errors import UsageError
 from oomph.launching.here import Here
@@ -47,6 +47,23 @@ def _refuse_a_program(script: str, arguments: Sequence[str]) -> None:
             f"{name} is a program, and oomph launch starts a script by torchrun itself",
             because="torchrun would read the program as Python",
             attempt=f"oomph launch ... -- {shlex.join(rest)}",
+        )
+    if name.endswith(".sh"):
+        raise UsageError(
+            f"{script} is a shell script, and torchrun would read it as Python",
+            because="what stands after -- is the training script",
+            attempt=shlex.join(["oomph", "launch", "...", "--script", script, "--", *arguments]),
+        )
+
+
+def check_script(training: Training) -> None:
+    """Raise UsageError if the file to run is not here: every rank would say so, after seconds."""
+    path = training.script if training.own_script is None else training.own_script
+    if path is not None and not Path(path).is_file():
+        raise UsageError(
+            f"there is no script {path!r:.200} here",
+            because=f"the working directory is {Path.cwd()}",
+            attempt="-m MODULE, if it is a module",
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oomph.errors import UsageError
-from oomph.launching.asking import answers, ask, refused
+from oomph.launching.asking import answers, ask, refused, silent
 from oomph.launching.job_body import OUTPUT, as_clock, body, launch_words, told
 from oomph.launching.job_script import job_script, plain
 from oomph.launching.torchrun import (
@@ -31,6 +31,8 @@ _MEETING = [
     "first=${hosts%%$'\\n'*}",
     ': "${first:?no host in SLURM_JOB_NODELIST}"',
     "port=$((20000 + SLURM_JOB_ID % 20000))  # two jobs that share a machine do not meet",
+    # Since 22.05 srun does not take this over from sbatch, and gives each task one CPU.
+    'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',
 ]
 
 
@@ -117,7 +119,6 @@ class Slurm:
             meeting = f'--nodes {request.num_nodes} --meet "$first:$port" --meet-as "$SLURM_JOB_ID"'
             start = [
                 *_MEETING,
-                'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # else srun gives each task one',
                 f"srun {launch_words(training, request, meeting=meeting)}",
             ]
         exports = environment_of(variant, cpus_per_gpu)
@@ -158,14 +159,19 @@ class Slurm:
         return answer.printed.strip().split(";")[0]
 
     def says(self, number: str) -> str | None:
-        """Return the job's state in Slurm's words; None if Slurm has forgotten it."""
+        """Return the job's state in Slurm's words; None if it has forgotten it.
+
+        Raises Unreadable if Slurm does not answer.
+        """
         answer = ask("squeue", "--noheader", f"--jobs={number}", "--format=%T %r")
         state = " ".join(answer.printed.split()).removesuffix(" None")
         if not answer.exit_code and state:
             return state
         answer = ask("scontrol", "show", "job", number)
+        if answer.exit_code and "Invalid job id" not in answer.everything:
+            raise silent(answer, "Slurm")
         found = re.search(r"JobState=(\S+)", answer.printed)
-        return None if answer.exit_code or found is None else found[1]
+        return None if found is None else found[1]
 
     def is_waiting(self, says: str) -> bool:
         return says.startswith(("PENDING", "REQUEUED", "SPECIAL_EXIT"))

@@ -82,8 +82,10 @@ def _state(state: JobState, scheduler: str) -> str:
         if state.job.is_cancelled:
             return f"cancelled{said}"
         return f"ended without an exit code: it was killed, or its machine failed{said}"
-    if state.state == "unknown":
+    if state.state == "unknown" and state.job.number is None:
         return "not known: oomph was ended while it submitted this"
+    if state.state == "unknown":
+        return f"not known: {printable(state.scheduler_says or '')}"
     return f"{state.state}{said}"
 
 

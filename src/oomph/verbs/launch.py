@@ -13,17 +13,21 @@ if TYPE_CHECKING:
 def launch(wanted: Wanted, *, alerts: bool = True) -> Launched:
     """Start the training on this machine and watch it to its end. Raises OomphError."""
     from oomph.launching.here import launch as start
-    from oomph.launching.requests import here_of
+    from oomph.launching.requests import check_script, here_of
 
-    return start(here_of(wanted, _plan(wanted)), alerts=alerts)
+    here = here_of(wanted, _plan(wanted))
+    check_script(here.training)
+    return start(here, alerts=alerts)
 
 
 def submit(wanted: Wanted) -> Job:
     """Let a scheduler check the training's job, and hand it over. Raises OomphError."""
     from oomph.launching import jobs
-    from oomph.launching.requests import order_of
+    from oomph.launching.requests import check_script, order_of
 
-    return jobs.submit(order_of(wanted, _plan(wanted)))
+    order = order_of(wanted, _plan(wanted))
+    check_script(order.training)
+    return jobs.submit(order)
 
 
 def dry_run(wanted: Wanted) -> str:
