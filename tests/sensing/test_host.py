@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from oomph.sensing.host import (
+    HostMeter,
     MachineCounters,
     OomKills,
+    ProcessCpu,
     ProcessTree,
     free_memory_bytes,
     num_cpus,
@@ -206,3 +208,36 @@ def test_the_limit_of_a_control_group_counts_also_of_an_outer_one(
     assert free_memory_bytes(tmp_path) == 5 << 30
     (folder / used).write_text(f"{9 << 30}\n")
     assert free_memory_bytes(tmp_path) == 0
+
+
+# ---- the machine as a whole, and single processes, for the live view -----------------------------
+
+
+def test_the_host_has_the_cpu_time_since_the_last_look_its_memory_and_its_load(
+    tmp_path: Path,
+) -> None:
+    sizes = "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   250 kB\n"
+    machine(tmp_path, proc__stat=STAT, proc__meminfo=sizes, proc__loadavg="3.25 2 1 4/99 7\n")
+    meter = HostMeter(tmp_path)
+    assert meter.look().cpu_ratio is None  # no time has passed
+    # user, nice, system, idle, iowait: 30 of 100 ticks are busy
+    (tmp_path / "proc/stat").write_text("cpu  920 0 10 60 10 0 0 0 0 0\n")
+    look = meter.look()
+    assert look.cpu_ratio == pytest.approx(0.3)
+    assert (look.total_bytes, look.used_bytes, look.load) == (1000 * 1024, 750 * 1024, 3.25)
+
+
+def test_a_host_that_tells_nothing_is_unknown(tmp_path: Path) -> None:
+    look = HostMeter(tmp_path).look()
+    assert (look.cpu_ratio, look.total_bytes, look.used_bytes, look.load) == (None,) * 4
+
+
+def test_the_cpu_time_of_a_process_is_what_it_used_between_two_looks() -> None:
+    cpu = ProcessCpu()
+    assert cpu.cores([os.getpid(), 4_000_000], 10.0) == {}  # of a new one nothing is known
+    began_s = time.process_time()
+    while time.process_time() - began_s < 0.2:
+        pass
+    cores = cpu.cores([os.getpid(), 4_000_000], 20.0)
+    assert cores.keys() == {os.getpid()}
+    assert 0.01 <= cores[os.getpid()] < 1

@@ -179,3 +179,13 @@ def test_each_process_is_looked_at_once_for_as_long_as_it_lives(
 )
 def test_launchers_are_known_by_what_they_run(command: str, launcher: str | None) -> None:
     assert launcher_of(command.split(" ")) == launcher
+
+
+def test_the_ancestors_of_a_process_are_named_the_parent_first(tmp_path: Path) -> None:
+    script = tmp_path / "torchrun"
+    script.write_text(LAUNCHER)
+    with launched(script) as (launcher_pid, pids):
+        job = find_job(on_a_gpu(pids[0], owner="others"))
+    assert [one.pid for one in job.ancestors[:2]] == [launcher_pid, os.getpid()]
+    assert str(script) in (job.ancestors[0].command or "")
+    assert 1 not in [one.pid for one in job.ancestors]

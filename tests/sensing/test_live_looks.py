@@ -160,3 +160,38 @@ def test_a_mean_goes_by_the_length_of_the_spans_that_know_it() -> None:
     spans = [a_span(1.0, 1.0), a_span(3.0, 0.0), a_span(5.0, None)]
     assert merge_gpu_spans(spans).busy_ratio == 0.25
     assert merge_gpu_spans(spans[2:]).busy_ratio is None
+
+
+def test_later_looks_have_each_processs_share_the_power_cap_and_the_host(
+    on_machine: OnMachine, looking: Start
+) -> None:
+    own = os.getpid()
+    on_machine([Gpu(util=40, processes=[Proc(own, 3 * GIB, sm_util=37)], power_limit_mw=250_000)])
+    looks = looking()
+    assert looks.first is not None
+    assert looks.first.host is not None
+    assert looks.first.host.num_cpus == os.cpu_count()
+
+    def is_whole(look: Look) -> bool:
+        (process,) = look.machine.gpus[0].processes or (None,)
+        return process is not None and None not in (process.sm_ratio, process.cpu_cores)
+
+    look = until(looks, is_whole)
+    (process,) = look.machine.gpus[0].processes or ()
+    assert process.sm_ratio == 0.37
+    assert look.machine.gpus[0].power_limit_w == 250
+    assert look.host is not None
+    assert look.host.used_bytes
+
+
+def test_a_process_that_computes_nothing_has_a_share_of_zero_and_a_slice_an_unknown_one(
+    on_machine: OnMachine, looking: Start
+) -> None:
+    on_machine([Gpu(processes=[Proc(os.getpid(), GIB)]), Gpu(migs=[Mig(processes=[Proc(1, GIB)])])])
+    looks = looking()
+
+    def shares(look: Look) -> list[float | None]:
+        return [one.sm_ratio for gpu in look.machine.gpus for one in gpu.processes or ()]
+
+    look = until(looks, lambda look: shares(look)[:1] == [0.0])
+    assert shares(look) == [0.0, None]

@@ -67,8 +67,8 @@ class Watching:
 def watching() -> Iterator[Callable[..., Watching]]:
     started: list[Watching] = []
 
-    def start(which: sampling.Which = "visible") -> Watching:
-        started.append(Watching(Sampler(which)))
+    def start(which: sampling.Which = "visible", *, watches_processes: bool = False) -> Watching:
+        started.append(Watching(Sampler(which, watches_processes=watches_processes)))
         return started[-1]
 
     yield start
@@ -138,11 +138,12 @@ def test_a_driver_without_a_sample_buffer_is_polled_and_labelled_so(
     assert seen.sampler.gpus()[0].busy_source == "polled"
 
 
+@pytest.mark.parametrize("watches_processes", [False, True])
 def test_at_most_ten_calls_a_second_are_made_for_a_gpu(
-    on_machine: OnMachine, watching: Callable[..., Watching]
+    on_machine: OnMachine, watching: Callable[..., Watching], watches_processes: bool
 ) -> None:
     machine = on_machine([Gpu(), Gpu(architecture=9, sm_active=30)])
-    seen = watching()
+    seen = watching(watches_processes=watches_processes)
     seen.until_spans(1, gpu=1)
     machine.clear_calls()
     began_s = seen.spans_of(1)[-1].ended_s

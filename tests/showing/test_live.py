@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oomph.records.machine import Device, Job, Look, Machine, Process
+from oomph.records.machine import Ancestor, Device, HostLook, Job, Look, Machine, Process
 from oomph.sensing.devices import emulated_machine
 from oomph.showing.live import Drawn, Frame, draw, draw_once
 from oomph.showing.live_view import LOOKS_PER_CELL, Filter, Histories, Sort, View
@@ -22,8 +22,8 @@ EIGHT = emulated_machine("8xa100-80gb", now=0)
 def frame_of(machine: Machine, *, num_looks: int = 5, **changes: Any) -> Frame:
     histories = Histories()
     for _ in range(num_looks):
-        histories.add(machine)
-    of_look = ("jobs", "visible", "sm_active_ratios", "notes")
+        histories.add(Look(at=0.0, machine=machine, host=changes.get("host")))
+    of_look = ("jobs", "visible", "sm_active_ratios", "notes", "host")
     look = {key: changes.pop(key) for key in of_look if key in changes}
     view = View(**{key: changes.pop(key) for key in list(changes) if hasattr(View(), key)})
     return Frame(
@@ -261,6 +261,68 @@ def test_scrolling_stops_at_the_end() -> None:
     assert drawn.scroll < 30
 
 
+HOST = HostLook(num_cpus=64, cpu_ratio=0.12, total_bytes=512 * GIB, used_bytes=128 * GIB, load=8.1)
+
+
+def test_spare_lines_become_graphs_and_a_line_of_the_host() -> None:
+    text = shown(width=120, height=50, host=HOST)
+    assert "CPU 12% of 64 cores  RAM 128.0 of 512.0 GiB 25%  load 8.1" in text
+    assert "kernel-active, all GPUs" in text
+    assert "GPU memory" in text
+
+
+def test_where_there_is_no_room_the_processes_come_before_graphs_and_host() -> None:
+    full = shown(width=120, height=20, host=HOST)
+    assert "RAM" not in full
+    assert "GPU memory" not in full
+    assert "python serve.py" in full
+
+
+def test_forty_columns_have_a_short_line_of_the_host_and_graphs_below_each_other() -> None:
+    text = shown(width=40, height=60, host=HOST)
+    assert "CPU 12%  RAM 128.0 of 512.0 GiB" in text
+    rows = [
+        line for line in text.splitlines() if line.startswith(("kernel-active, all", "GPU mem"))
+    ]
+    assert len(rows) == 2
+
+
+def test_an_emulated_machine_has_no_host() -> None:
+    assert "RAM" not in shown(width=120, height=50)
+
+
+def test_processes_have_their_shares_of_the_gpu_and_of_the_cpus() -> None:
+    machine = with_processes(a_process(7, sm_ratio=0.42, cpu_cores=3.5), a_process(8))
+    lines = shown(machine, width=100).splitlines()
+    heading = next(line for line in lines if line.startswith("who") and "SM" in line)
+    row = next(line for line in lines if "   7 " in line)
+    assert row[: heading.index("SM") + 2].endswith("42%")
+    assert row[: heading.index("CPU") + 3].endswith("350%")
+
+
+def test_power_has_its_cap_and_what_is_nearly_full_is_coloured() -> None:
+    gpu = replace(EIGHT.gpus[0], power_w=395.0, power_limit_w=400.0, temperature_c=90)
+    gpu = replace(gpu, busy_ratio=0.3, used_bytes=int((gpu.total_bytes or 0) * 0.97))
+    frame = frame_of(Machine(gpus=(gpu,)))
+    pieces = [piece for line in draw(frame, 160, 30).lines for piece in line]
+    assert ("395", "yellow") in pieces
+    assert (" of 400 W", "dim") in pieces
+    assert ("90 C", "red") in pieces
+    assert ("30%", "green") in pieces
+    assert any(text.endswith("97%") and style == "red" for text, style in pieces)
+
+
+def test_the_tree_has_processes_below_what_started_them() -> None:
+    above = (Ancestor(5, "python torchrun"), Ancestor(4, "-bash"))
+    machine = with_processes(a_process(7, sm_ratio=0.42), a_process(8))
+    jobs = (a_job(7, ancestors=above), a_job(8, ancestors=above))
+    lines = shown(machine, jobs=jobs, is_tree=True, width=100).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.endswith("bash > python torchrun"))
+    assert "├─ 7 you" in lines[at + 1]
+    assert "42%" in lines[at + 1]
+    assert "└─ 8 you" in lines[at + 2]
+
+
 def test_help_names_every_key() -> None:
     text = shown(is_help=True)
     for word in ("quit", "filter", "sort", "pause", "scroll", "kernel-active"):
@@ -272,7 +334,7 @@ NASTY = "ab \x00\x01\x02\x1b[2J\x07\r\n\u0085\u202e\udcff訓é\u0301\U0001f642"
 WORDS = st.text(st.sampled_from(NASTY), max_size=12)
 PROCESSES = st.builds(
     Process,
-    pid=st.integers(1, 4_000_000),
+    pid=st.integers(1, 9) | st.integers(1, 4_000_000),
     owner=st.sampled_from(["this-run", "mine", "others", "unknown"]),
     user=st.none() | WORDS,
     command=st.none() | WORDS,
@@ -280,8 +342,27 @@ PROCESSES = st.builds(
     started_at=st.none() | st.floats(-1e9, 1e9),
     kind=st.sampled_from(["compute", "graphics"]),
     note=st.none() | WORDS,
+    sm_ratio=st.none() | st.floats(0, 1),
+    cpu_cores=st.none() | st.floats(0, 9999),
 )
 RATIOS = st.none() | st.floats(0, 1)
+ANCESTORS = st.builds(Ancestor, st.integers(2, 4), st.none() | WORDS)
+JOBS = st.builds(
+    Job,
+    pid=st.integers(1, 9),
+    parent_pid=st.none(),
+    launcher=st.none(),
+    launcher_pid=st.none(),
+    ancestors=st.lists(ANCESTORS, max_size=3).map(tuple),
+)
+HOSTS = st.builds(
+    HostLook,
+    num_cpus=st.integers(1, 512),
+    cpu_ratio=RATIOS,
+    total_bytes=st.none() | st.integers(0, 2**50),
+    used_bytes=st.none() | st.integers(0, 2**50),
+    load=st.none() | st.floats(0, 9999),
+)
 
 
 @st.composite
@@ -302,6 +383,7 @@ def devices(draw_from: st.DrawFn, index: int, is_slice: bool = False) -> Device:
         problem=draw_from(st.none() | WORDS),
         is_slice=is_slice,
         mig_enabled=bool(slices),
+        power_limit_w=draw_from(st.none() | st.floats(0, 9999)),
         slices=tuple(slices),
     )
 
@@ -323,6 +405,9 @@ VIEWS = st.fixed_dictionaries(
         "looks_per_cell": st.sampled_from(LOOKS_PER_CELL),
         "is_paused": st.booleans(),
         "is_help": st.booleans(),
+        "is_tree": st.booleans(),
+        "jobs": st.lists(JOBS, max_size=3).map(tuple),
+        "host": st.none() | HOSTS,
         "scroll": st.integers(0, 100),
         "glyphs": st.sampled_from([ASCII, UNICODE]),
         "silent_s": st.sampled_from([0.0, 12.0]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oomph.records.machine import Machine
+from oomph.records.machine import Look, Machine
 from oomph.sensing.devices import emulated_machine
 from oomph.showing.live_view import LOOKS_PER_CELL, Histories, Track
 
@@ -38,5 +38,5 @@ def test_a_gpu_that_is_lost_has_a_gap_and_comes_back_where_it_was() -> None:
     histories = Histories()
     machine = Machine(gpus=(replace(GPU, busy_ratio=0.5),))
     for seen in (machine, Machine(gpus=(replace(GPU, uuid=None),)), machine):
-        histories.add(seen)
+        histories.add(Look(at=0.0, machine=seen))
     assert histories.busy[GPU.uuid or ""].cells(1) == (0.5, None, 0.5)

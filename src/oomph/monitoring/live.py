@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import time
@@ -97,6 +98,7 @@ def watch_live(
         first = _first_look(source)
         if first is not None and not first.machine.gpus:
             return first.machine
+        _collect_seldom()
         with screen.taken():
             _Live(screen, source, interval_s, colours, glyphs, View(filter=filter)).run()
     except Ended as ended:
@@ -106,6 +108,15 @@ def watch_live(
     finally:
         source.stop()
     return None
+
+
+_MANY_OBJECTS = 50_000  # judgement: some seconds of frames, and a few megabytes
+
+
+def _collect_seldom() -> None:
+    """Look for garbage seldom: frames leave no cycles behind, and what was imported stays."""
+    gc.freeze()
+    gc.set_threshold(_MANY_OBJECTS)
 
 
 def _first_look(source: Looks) -> Look | None:
@@ -137,6 +148,8 @@ class _Live:
         self._began_s = time.monotonic()
         self._due_s = 0.0  # when the next look is due
         self._page = 1
+        self._drawn: Frame | None = None  # what the screen shows, and in which size
+        self._drawn_size = (0, 0)
         self._frame = Frame(
             look=None,
             histories=self._histories,
@@ -164,20 +177,28 @@ class _Live:
             look = self._source.first
         if look is None:
             silent_s = now_s - self._began_s
-            is_overdue = self._newest is None and silent_s > _SILENCE_S
-            self._frame = replace(self._frame, silent_s=silent_s if is_overdue else 0.0)
+            if self._newest is None and silent_s > _SILENCE_S:
+                self._frame = replace(self._frame, silent_s=silent_s)
             return _AGAIN_S
         self._newest = look
-        self._histories.add(look.machine)
+        self._histories.add(look)
         self._due_s = now_s + self._interval_s
         if not self._frame.view.is_paused:
             self._frame = replace(self._frame, look=look, silent_s=0.0)
         return self._interval_s
 
     def _draw(self) -> None:
-        drawn = draw(self._frame, *self._screen.size())
+        """Draw, unless it would be the same: while a look is late, we come here ten times."""
+        size = self._screen.size()
+        is_same = self._drawn is self._frame and self._drawn_size == size
+        if is_same and not self._screen.is_blank:
+            return
+        drawn = draw(self._frame, *size)
         self._page = drawn.page
-        self._frame = replace(self._frame, view=replace(self._frame.view, scroll=drawn.scroll))
+        view = self._frame.view
+        if view.scroll != drawn.scroll:
+            self._frame = replace(self._frame, view=replace(view, scroll=drawn.scroll))
+        self._drawn, self._drawn_size = self._frame, size
         self._screen.show([ansi(line, colours=self._colours) for line in drawn.lines])
 
     def _press(self, raw: bytes) -> bool:

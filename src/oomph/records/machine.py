@@ -45,6 +45,9 @@ class Process:
     started_at: float | None  # seconds since the epoch
     kind: Literal["compute", "graphics"]
     note: str | None = None  # how the owner was found, or why not
+    # Means of the last seconds; None where nobody asked, or it cannot be read.
+    sm_ratio: float | None = None  # share of the GPU's multiprocessors over time, by the driver
+    cpu_cores: float | None = None  # CPU seconds per second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,7 @@ class Device:
     is_slice: bool = False
     slices: tuple[Device, ...] = ()  # of a GPU in MIG mode
     mig_instance: tuple[int, int] | None = None  # of a slice: GPU instance, compute instance
+    power_limit_w: float | None = None  # power cap
 
     @property
     def is_free(self) -> bool | None:
@@ -116,6 +120,25 @@ class GpuReading:
 # ---- Look, Job: the machine at one moment, for the live view -------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """A process above a process on a GPU."""
+
+    pid: int
+    command: str | None  # None: not visible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLook:
+    """The CPUs and the memory of the machine. A figure that cannot be read is None."""
+
+    num_cpus: int
+    cpu_ratio: float | None  # mean of the last seconds
+    total_bytes: int | None
+    used_bytes: int | None  # what is not free for a new process
+    load: float | None  # processes that run or wait to, mean of a minute
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The job that a process belongs to, judging from its ancestors and its environment."""
@@ -124,6 +147,7 @@ class Job:
     parent_pid: int | None
     launcher: str | None  # "torchrun", "accelerate", "deepspeed", "ray", "multiprocessing"
     launcher_pid: int | None
+    ancestors: tuple[Ancestor, ...] = ()  # the parent first, without PID 1
     # Only for this user's own processes: the environment of others is not read.
     run_id: str | None = None  # of `oomph watch -- COMMAND`
     rank: int | None = None
@@ -143,6 +167,7 @@ class Look:
     )
     sm_active_ratios: Mapping[str, float] = field(default_factory=dict)  # by UUID: Hopper and later
     notes: tuple[str, ...] = ()  # what cannot be watched, and why
+    host: HostLook | None = None  # not of an emulated machine
 
 
 # ---- Sighting, SeenGpu, Totals: a watched machine at one moment, with totals ---------------------

@@ -157,24 +157,29 @@ NOTHING_READ = Device(
 )
 
 
-def read_machine() -> Machine:
-    """Read all GPUs of this machine. Without a GPU library: no GPUs, and the reason."""
+def read_machine(*, with_power_limit: bool = False) -> Machine:
+    """Read all GPUs of this machine. Without a GPU library: no GPUs, and the reason.
+
+    A power limit is one call more for each GPU.
+    """
     try:
-        return with_backend(_read_machine)
+        return with_backend(lambda backend: _read_machine(backend, with_power_limit))
     except Unreadable as error:
         return Machine(gpus=(), is_readable=False, problem=error.in_one_line())
 
 
-def _read_machine(backend: Backend) -> Machine:
+def _read_machine(backend: Backend, with_power_limit: bool) -> Machine:
     count = backend.num_gpus()
     return Machine(
         driver_version=backend.driver_version(),
-        gpus=tuple(_read_gpu(index, backend.gpu(index)) for index in range(count)),
+        gpus=tuple(
+            _read_gpu(index, backend.gpu(index), with_power_limit) for index in range(count)
+        ),
         problem=None if count else backend.no_gpu,
     )
 
 
-def _read_gpu(index: int, gpu: Gpu | Refusal) -> Device:
+def _read_gpu(index: int, gpu: Gpu | Refusal, with_power_limit: bool) -> Device:
     if isinstance(gpu, Refusal):
         return replace(NOTHING_READ, index=index, problem=gpu.text)
     problems, no_uuid = Problems(), gpu.why_no_uuid()
@@ -203,6 +208,7 @@ def _read_gpu(index: int, gpu: Gpu | Refusal) -> Device:
         busy_ratio=busy_ratio,
         temperature_c=read_temperature_c(gpu, problems),
         power_w=read_power_w(gpu, problems),
+        power_limit_w=gpu.power_limit_w() if with_power_limit else None,
         processes=processes,
         mig_enabled=cut.is_cut,
         slices=slices,

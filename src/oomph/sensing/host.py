@@ -16,16 +16,26 @@ Resident memory counts shared pages once per process.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from oomph.records.machine import HostLook
 from oomph.records.run import HostSpan
-from oomph.sensing.ownership import PAGE_BYTES, TICKS_PER_S, Stat, carries, stat_of
+from oomph.sensing.ownership import (
+    MAX_STAT_BYTES,
+    PAGE_BYTES,
+    TICKS_PER_S,
+    Stat,
+    carries,
+    cpu_ticks_in,
+    stat_of,
+)
 
 _MAX_PIDS = 100_000  # in total; judgement: processes beyond this are not followed
 _TICK_S = 1 / TICKS_PER_S
+_MOST_OPEN = 256  # files; judgement: more processes than are on the GPUs of a machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +194,95 @@ class ProcessTree:
     def _is_ours(self, pid: int, stat: Stat) -> bool:
         is_child = stat.parent_pid in self._members
         return is_child or (self._token is not None and carries(pid, self._token))
+
+
+# ---- the machine as a whole, and the CPU time of single processes: for the live view -------------
+
+
+class HostMeter:
+    """Look at the CPUs and the memory of the machine: three small files a look."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._num_cpus = os.cpu_count() or 1
+        self._before = self._ticks()
+
+    def look(self) -> HostLook:
+        before, self._before = self._before, self._ticks()
+        now, cpu_ratio = self._before, None
+        if before is not None and now is not None and now[1] > before[1]:
+            cpu_ratio = min(max((now[0] - before[0]) / (now[1] - before[1]), 0.0), 1.0)
+        sizes = _content(self._root / "proc/meminfo").replace(":", "")
+        total, available = _number(sizes, "MemTotal"), _number(sizes, "MemAvailable")
+        is_known = total is not None and available is not None
+        load = _content(self._root / "proc/loadavg").split(" ", 1)[0]
+        return HostLook(
+            num_cpus=self._num_cpus,
+            cpu_ratio=cpu_ratio,
+            total_bytes=None if total is None else total * _KIB,
+            used_bytes=(total - available) * _KIB if is_known else None,  # type: ignore[operator]
+            load=float(load) if load.replace(".", "", 1).isdecimal() else None,
+        )
+
+    def _ticks(self) -> tuple[int, int] | None:
+        """Return busy ticks and all ticks, of all CPUs together; see `_cpu_times`."""
+        try:
+            with open(self._root / "proc/stat", "rb") as file:  # noqa: PTH123 - it is long
+                name, *words = file.readline().split()
+            ticks = [int(word) for word in words[:8]]  # guests are in the first two
+        except (OSError, ValueError):
+            return None
+        idle = sum(ticks[3:5])
+        return (sum(ticks) - idle, sum(ticks)) if name == b"cpu" else None
+
+
+class ProcessCpu:
+    """The CPU cores that single processes keep busy, between two looks.
+
+    Their files stay open: that is most of the cost of a look, and an open file of a process that
+    has ended is never that of a later process with the same PID.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, int] = {}  # by PID
+        self._before: dict[int, tuple[int, float]] = {}  # ticks, and when
+
+    def cores(self, pids: Iterable[int], now_s: float) -> dict[int, float]:
+        """Return CPU seconds per second since the last look; a new process has none yet."""
+        wanted = set(pids)
+        for pid in self._open.keys() - wanted:
+            self._close(pid)
+        found = {}
+        for pid in wanted:
+            ticks = self._ticks(pid)
+            before, then_s = self._before.get(pid, (None, now_s))
+            if ticks is None:
+                continue
+            if before is not None and now_s > then_s:
+                found[pid] = (ticks - before) * _TICK_S / (now_s - then_s)
+            self._before[pid] = ticks, now_s
+        return found
+
+    def _ticks(self, pid: int) -> int | None:
+        try:
+            if pid not in self._open and len(self._open) < _MOST_OPEN:
+                self._open[pid] = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            stat = os.pread(self._open[pid], MAX_STAT_BYTES, 0)
+        except KeyError:
+            return None
+        except OSError:  # it has ended
+            self._close(pid)
+            return None
+        return cpu_ticks_in(stat)
+
+    def close(self) -> None:
+        for pid in list(self._open):
+            self._close(pid)
+
+    def _close(self, pid: int) -> None:
+        self._before.pop(pid, None)
+        if pid in self._open:
+            os.close(self._open.pop(pid))
 
 
 Number = TypeVar("Number", int, float)

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from oomph.records.machine import Job, Look, Machine, Process
+from oomph.records.machine import Ancestor, Device, Job, Look, Machine, Process
 from oomph.records.run import GpuSpan
 from oomph.records.run_spans import merge_gpu_spans
 from oomph.sensing.devices import read_machine
+from oomph.sensing.host import HostMeter, ProcessCpu
 from oomph.sensing.mapping import only_visible
 from oomph.sensing.ownership import (
     RUN_DIRECTORY,
@@ -50,6 +51,7 @@ _LAUNCHERS = {
 _RAY_WORKER = "ray::"  # ray gives its worker processes names that start with this
 _SPAWNED = "multiprocessing.spawn"  # part of the code that Python passes to a spawned child
 _TORCHRUN_WAS_HERE = "TORCHELASTIC_RUN_ID"
+_MOST_COMMAND = 200  # characters of an ancestor's command line
 _TAKE_A_WORD = {"-W", "-X"}  # Python options that take a second word
 
 
@@ -75,14 +77,18 @@ def find_job(process: Process) -> Job:
     """Find the job of a process."""
     is_mine = process.owner in ("this-run", "mine")
     environment = environment_of(process.pid) if is_mine else {}
-    launcher, launcher_pid = _launcher(process.pid)
+    chain = [(ancestor, words_of(ancestor)) for ancestor in ancestors_of(process.pid)]
+    launcher, launcher_pid = _launcher(words_of(process.pid), chain)
     if launcher is None and _TORCHRUN_WAS_HERE in environment:
         launcher = "torchrun"  # torchrun has ended, or detached its workers
     return Job(
         pid=process.pid,
-        parent_pid=next(ancestors_of(process.pid), None),
+        parent_pid=chain[0][0] if chain else None,
         launcher=launcher,
         launcher_pid=launcher_pid,
+        ancestors=tuple(
+            Ancestor(pid, " ".join(words)[:_MOST_COMMAND] or None) for pid, words in chain
+        ),
         run_id=_run_id(environment),
         rank=number_in(environment, "RANK"),
         local_rank=number_in(environment, "LOCAL_RANK"),
@@ -96,11 +102,11 @@ def _run_id(environment: Mapping[str, str]) -> str | None:
     return directory.rpartition("/")[2] or environment.get(RUN_TOKEN)
 
 
-def _launcher(pid: int) -> tuple[str | None, int | None]:
-    """Return the nearest launcher above a process, and its PID."""
-    below = words_of(pid)
-    for ancestor in ancestors_of(pid):
-        words = words_of(ancestor)
+def _launcher(
+    below: Sequence[str], chain: Iterable[tuple[int, Sequence[str]]]
+) -> tuple[str | None, int | None]:
+    """Return the nearest launcher in the chain above a command line, and its PID."""
+    for ancestor, words in chain:
         launcher = launcher_of(words)
         if launcher:
             return launcher, ancestor
@@ -187,7 +193,37 @@ class Seeing:
         return self._visible
 
 
+class NewFigures:
+    """What each process takes of its GPU and of the CPUs, and how busy each GPU was."""
+
+    def __init__(
+        self,
+        busy: Mapping[str, float | None],
+        of_gpus: Mapping[str, Mapping[int, float]],
+        cores: Mapping[int, float],
+    ) -> None:
+        self._busy, self._of_gpus, self._cores = busy, of_gpus, cores
+
+    def put_on(self, gpu: Device) -> Device:
+        """Return the GPU with these figures; one copy of each record, since a look is frequent."""
+        uuid = gpu.uuid or ""
+        shares, processes = self._of_gpus.get(uuid), gpu.processes
+        if processes:
+            cores, unused = self._cores, None if shares is None else 0.0
+            processes = tuple(
+                replace(
+                    one, sm_ratio=(shares or {}).get(one.pid, unused), cpu_cores=cores.get(one.pid)
+                )
+                for one in processes
+            )
+        slices = tuple(map(self.put_on, gpu.slices))
+        return replace(gpu, busy_ratio=self._busy.get(uuid), processes=processes, slices=slices)
+
+
 _STOP_S = 0.3  # do not wait longer for a hung sampler
+_HOST_EVERY_S = 1.5
+# A picture a second shows the mean of these; a run that is recorded wants the peak, and asks more.
+_LOOK_S = 0.5
 
 
 class LiveLooks:
@@ -195,8 +231,17 @@ class LiveLooks:
 
     def __init__(self, on_first: Callable[[], None]) -> None:
         self._on_first = on_first
-        self._sampler = Sampler("all", watches_cut_gpus=True)
+        self._sampler = Sampler(
+            "all",
+            look_s=_LOOK_S,
+            looks_per_turn=round(1 / _LOOK_S),
+            watches_cut_gpus=True,
+            watches_processes=True,
+        )
         self._seeing = Seeing()
+        self._host_meter, self._cpu = HostMeter(), ProcessCpu()
+        self._host, self._cores = self._host_meter.look(), dict[int, float]()
+        self._asked_s = time.monotonic()
         self._notes: list[str] = []
         self.first: Look | None = None  # None until the driver has answered
         self._error: BaseException | None = None
@@ -209,16 +254,32 @@ class LiveLooks:
 
     def stop(self) -> None:
         self._sampler.stop(timeout_s=_STOP_S)
+        self._cpu.close()
 
     def _look_first(self) -> None:
         try:
-            first = self._seeing.look(read_machine())
+            machine = read_machine(with_power_limit=True)  # so that columns stay as they are
+            first = replace(self._seeing.look(machine), host=self._host)
             if first.machine.gpus:
                 self._sampler.start()
             self.first = first
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._error = error
         self._on_first()
+
+    def _ask_host(self, machine: Machine) -> None:
+        """Ask for the CPUs and the memory, of the machine and of the visible processes.
+
+        Not at every look of a second: the files of /proc cost more than the rest of it.
+        """
+        now_s = time.monotonic()
+        if now_s - self._asked_s < _HOST_EVERY_S:
+            return
+        self._asked_s = now_s
+        self._host = self._host_meter.look()
+        if not pids_are_the_hosts():  # else the PIDs would lead to unrelated processes
+            listed = (process.pid for gpu in machine.gpus for process in gpu.processes or ())
+            self._cores = self._cpu.cores(listed, now_s)
 
     def take(self, *, even_without_spans: bool) -> Look | None:
         """Return the next look; None if there are no new spans, unless `even_without_spans`."""
@@ -238,14 +299,17 @@ class LiveLooks:
         busy = {uuid: span.busy_ratio for uuid, span in since.items()}
         sm_active = {uuid: span.sm_active_ratio for uuid, span in since.items()}
         machine = self._sampler.machine()
+        self._ask_host(machine)
+        # Busy is the mean over all spans, not only the last.
+        figures = NewFigures(busy, self._sampler.process_shares(), self._cores)
         machine = replace(
             machine,
-            # The mean over all spans, not only the last.
-            gpus=tuple(replace(gpu, busy_ratio=busy.get(gpu.uuid or "")) for gpu in machine.gpus),
+            gpus=tuple(map(figures.put_on, machine.gpus)),
             driver_version=self.first.machine.driver_version,
         )
         return replace(
             self._seeing.look(machine),
+            host=self._host,
             sm_active_ratios={
                 uuid: ratio for uuid, ratio in sm_active.items() if ratio is not None
             },

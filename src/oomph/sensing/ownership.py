@@ -23,7 +23,7 @@ from oomph.sensing.backends import ProcessKind
 
 _MAX_ANCESTORS = 64  # judgement: parents cannot form a loop, but this would end one
 _MAX_BYTES = 1 << 20  # per command line or environment
-_MAX_STAT_BYTES = 4096  # 52 numbers and a short name
+MAX_STAT_BYTES = 4096  # 52 numbers and a short name
 # proc(5), /proc/PID/stat: positions after the name in brackets, which may hold any character.
 _STATE, _PARENT, _UTIME, _STIME, _STARTED, _RSS = 0, 1, 11, 12, 19, 21
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -46,7 +46,7 @@ class Stat:
 
 
 def stat_of(pid: int) -> Stat | None:
-    before, _, after = _read(pid, "stat", _MAX_STAT_BYTES).rpartition(b")")
+    before, _, after = _read(pid, "stat", MAX_STAT_BYTES).rpartition(b")")
     fields = after.split()
     if len(fields) <= _RSS:
         return None
@@ -58,6 +58,12 @@ def stat_of(pid: int) -> Stat | None:
         started_ticks=int(fields[_STARTED]),
         rss_bytes=int(fields[_RSS]) * PAGE_BYTES,
     )
+
+
+def cpu_ticks_in(stat: bytes) -> int | None:
+    """Return user and system time in the content of a stat file; None if it has none."""
+    fields = stat[stat.rfind(b")") + 1 :].split(None, _STIME + 1)
+    return int(fields[_UTIME]) + int(fields[_STIME]) if len(fields) > _STIME else None
 
 
 def real_uid_of(pid: int) -> int | None:

@@ -17,7 +17,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -53,17 +53,17 @@ class SampledGpu:
     def device(self) -> Device:
         """Return the GPU in the form that `oomph gpus` shows."""
         watch, known = self.watch, self.watched()
-        device = replace(
+        figures = {"problem": self.why_lost} if watch is None else watch.figures()
+        return replace(
             NOTHING_READ,
             index=self.shown.device.index,
             uuid=known.uuid,
             name=known.name,
             total_bytes=known.total_bytes,
-            problem=self.why_lost,
             cuda_index=known.cuda_index,
             is_slice=self.shown.device.is_slice,
+            **figures,
         )
-        return device if watch is None else watch.with_figures(device)
 
 
 def as_devices(gpus: Sequence[SampledGpu]) -> tuple[Device, ...]:
@@ -107,8 +107,10 @@ class Sampler:
     """Sample the GPUs that CUDA shows to this process, or all GPUs.
 
     With `cuda_index`, sample only that GPU, if it exists. `look_s` is the time between two memory
-    readings. If a GPU is divided into MIG slices, the slices are sampled. `watches_cut_gpus` adds
-    the GPU as a whole, without processes: its slices list them, and a sum would count them twice.
+    readings, of which `looks_per_turn` make a turn. If a GPU is divided into MIG slices, the slices
+    are sampled. `watches_cut_gpus` adds the GPU as a whole, without processes: its slices list
+    them, and a sum would count them twice. `watches_processes` asks for each process's share,
+    instead of what throttles the clocks.
     """
 
     def __init__(
@@ -118,12 +120,16 @@ class Sampler:
         *,
         cuda_index: int | None = None,
         look_s: float = LOOKS_APART_S,
+        looks_per_turn: int = LOOKS_PER_TURN,
         watches_cut_gpus: bool = False,
+        watches_processes: bool = False,
     ) -> None:
         self._which = which
         self._watches_cut_gpus = watches_cut_gpus
+        self._watches_processes = watches_processes
         self._cuda_index = cuda_index
         self._look_s = look_s
+        self._looks_per_turn = looks_per_turn
         self.turned = threading.Event()  # there is something to take; callers of `take` clear it
         started = time.monotonic()
         self.clock = clock or (lambda: time.monotonic() - started)
@@ -174,6 +180,15 @@ class Sampler:
             problem=problem,
             is_readable=self.problem is None,
         )
+
+    def process_shares(self) -> Mapping[str, Mapping[int, float]]:
+        """Return each process's share, by UUID of its GPU and by PID, where that is known."""
+        watches = (gpu.watch for gpu in self._gpus if gpu.watch is not None)
+        return {
+            watch.watched_gpu.uuid or "": watch.process_shares
+            for watch in watches
+            if watch.process_shares is not None
+        }
 
     def stop(self, run_pids: frozenset[int] = frozenset(), timeout_s: float = 2.0) -> None:
         """Take a last reading and the accounting of these processes. Do not wait if it hangs."""
@@ -282,7 +297,7 @@ class Sampler:
         yield False
         per_second = max(round(PART_S / self._look_s), 1)
         for number in itertools.count():
-            num_looks = per_second if number < _NUM_EARLY else LOOKS_PER_TURN
+            num_looks = per_second if number < _NUM_EARLY else self._looks_per_turn
             yield from (look == num_looks for look in range(1, num_looks + 1))
 
     def look(self, *, ends_turn: bool) -> None:
@@ -340,6 +355,7 @@ class Sampler:
             opened,
             self.clock,
             with_activity=self._with_activity,
+            with_shares=self._watches_processes,
         )
         if gpu.why_lost is not None:
             gpu.why_lost = None

@@ -9,10 +9,11 @@ used in between. If the driver has no sample buffer, it is polled: five more cal
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from oomph.records.machine import Device, Process
+from oomph.records.machine import Process
 from oomph.records.run import BusySource, GpuSpan, WatchedGpu
 from oomph.sensing.backends import Counters, Gpu, ListedProcess, Refusal
 from oomph.sensing.devices import (
@@ -167,9 +168,12 @@ class Watch:
         clock: Callable[[], float],
         *,
         with_activity: bool,
+        with_shares: bool = False,
     ) -> None:
         self._place, self.gpu, self._clock = place, gpu, clock
         self._meter = gpu.meter(with_activity=with_activity)
+        self._with_shares = with_shares
+        self.process_shares: Mapping[int, float] | None = None  # by PID
         self._is_slice = shown.device.is_slice
         self._is_cut = not self._is_slice and bool(slices_of(shown.gpu))
         self.occupants = Occupants()
@@ -292,7 +296,10 @@ class Watch:
         if turn % 2 and self._meter.has_activity:
             self._sm_ratio, self._dram_ratio = self._meter.activity()
             return
-        self._throttled_by = self._meter.throttled_by()
+        if self._with_shares:  # instead: as many calls as without
+            self.process_shares = self._meter.process_shares()
+        else:
+            self._throttled_by = self._meter.throttled_by()
         if (turn // 2 if self._meter.has_activity else turn) % 2:
             listed = self.gpu.processes("graphics", self._settled.total_bytes)
             self._graphics = () if isinstance(listed, Refusal) else listed
@@ -336,16 +343,16 @@ class Watch:
             return False
         return span.used_bytes - (self._first_used_bytes or 0) > _GREW_BYTES
 
-    def with_figures(self, device: Device) -> Device:
-        """Return the device with its figures as of the last span."""
+    def figures(self) -> dict[str, Any]:
+        """Return the fields of a Device that change, as of the last span."""
         span, settled = self._last, self._settled
-        return replace(
-            device,
-            used_bytes=span.used_bytes if span else settled.used_bytes,
-            memory_source=settled.source,
-            busy_ratio=span.busy_ratio if span else None,
-            temperature_c=self._temperature_c,
-            power_w=span.power_w if span else None,
-            processes=self.occupants.processes,
-            problem=self._problem,
-        )
+        return {
+            "used_bytes": span.used_bytes if span else settled.used_bytes,
+            "memory_source": settled.source,
+            "busy_ratio": span.busy_ratio if span else None,
+            "temperature_c": self._temperature_c,
+            "power_w": span.power_w if span else None,
+            "power_limit_w": self.watched_gpu.power_limit_w,
+            "processes": self.occupants.processes,
+            "problem": self._problem,
+        }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from oomph.records.gpu_model import Found, GpuModel
 from oomph.records.machine import NOBODYS_BYTES, Device, Machine, Owner, Process
+from oomph.showing.graph import load_style
 from oomph.showing.terminal import (
     Column,
     Glyphs,
@@ -42,6 +43,7 @@ OWNER_STYLES: dict[Owner, str] = {
 MINE: tuple[Owner, ...] = ("this-run", "mine")
 _PARTS = ("mine", "others", "rest", "free")
 _PART_STYLES = {"mine": "green", "others": "yellow", "rest": "magenta", "free": "dim"}
+_NEAR_LIMIT = 0.95  # share of the power cap; judgement: clocks are held down from here on
 _BRANDS = ("NVIDIA ", "GeForce ")
 
 
@@ -87,6 +89,14 @@ def _short_memory(device: Device) -> str:
     if used is None or total is None:
         return "?"
     return f"{format_gib(used, decimals=0)}/{format_gib(total, decimals=0)}"
+
+
+def _fullness_style(device: Device) -> str:
+    """Return a style for memory that is filling up; memory that is free needs none."""
+    if device.used_bytes is None or not device.total_bytes:
+        return ""
+    style = load_style(device.used_bytes / device.total_bytes)
+    return style if style != "green" else ""
 
 
 def ratio_of(ratio: float | None) -> str:
@@ -173,31 +183,49 @@ class Table:
 def table_lines(table: Table, width: int) -> list[Line]:
     """Return heading and rows, with the longest bars and sparklines that fit."""
     *names, memory, active, sm, temperature, power, who = _figures(table, width)
+    is_very_wide = width >= _VERY_WIDE
     for bar_cells, spark_cells in _SIZES:
-        bar, busy, full = _pictures(table, bar_cells, spark_cells if table.busy else 0)
-        middle = [bar, memory, *([full] if width >= _VERY_WIDE else []), active, busy]
+        # Blanks of the same width first: most of these pictures would be drawn in vain.
+        bar, busy, full = _blanks(table, bar_cells, spark_cells if table.busy else 0)
+        middle = [bar, memory, *([full] if is_very_wide else []), active, busy]
         wanted = [*names, *middle, sm, temperature, power, who]
         wanted = [column for column in wanted if not column.is_empty]
         columns = fitting(wanted, width)
         has_pictures = all(one in columns for one in (bar, busy) if not one.is_empty)
         if len(columns) == len(wanted) or (spark_cells <= _SHORT_SPARK and has_pictures):
             break
-    return lines(columns)
+    pictures = {
+        id(bar): _bars(table, bar, bar_cells),
+        id(busy): _sparks(table, busy, table.busy, spark_cells),
+        id(full): _sparks(table, full, table.full, spark_cells if is_very_wide else 0),
+    }
+    return lines([pictures.get(id(column), column) for column in columns])
 
 
-def _pictures(table: Table, bar_cells: int, spark_cells: int) -> tuple[Column, Column, Column]:
-    """Return the bar, and the histories of kernel-active time and of memory."""
+def _blanks(table: Table, bar_cells: int, spark_cells: int) -> tuple[Column, Column, Column]:
+    """Return the columns of the bar and of both histories, with nothing drawn yet."""
+    last = "last " if spark_cells >= len("last 120 min") else ""
+    span = f"{last}{in_one_unit(table.cell_s * spark_cells)}"
+    blank = [" " * spark_cells]
+    return (
+        Column("memory", [" " * bar_cells], keep=8, align="<"),
+        Column(span, blank, keep=5),
+        Column(span, blank, keep=3),
+    )
+
+
+def _bars(table: Table, column: Column, cells: int) -> Column:
+    bars = [bar_of(row.device, cells, table.glyphs.bar) for row in table.rows]
+    return replace(column, cells=[bar or [("?" * cells, "dim")] for bar in bars])
+
+
+def _sparks(
+    table: Table, column: Column, histories: Mapping[str, Sequence[float | None]], cells: int
+) -> Column:
     uuids = [row.device.uuid or "" for row in table.rows]
     levels = table.glyphs.levels
-    bars = [bar_of(row.device, bar_cells, table.glyphs.bar) for row in table.rows]
-    busy = [sparkline(table.busy.get(uuid, ()), spark_cells, levels) for uuid in uuids]
-    full = [sparkline(table.full.get(uuid, ()), spark_cells, levels) for uuid in uuids]
-    last = "last " if spark_cells >= len("last 120 min") else ""
-    span = f"{last}{_in_one_unit(table.cell_s * spark_cells)}"
-    return (
-        Column("memory", [bar or [("?" * bar_cells, "dim")] for bar in bars], keep=8, align="<"),
-        Column(span, busy, keep=5),
-        Column(span, full, keep=3),
+    return replace(
+        column, cells=[sparkline(histories.get(uuid, ()), cells, levels) for uuid in uuids]
     )
 
 
@@ -222,28 +250,46 @@ def _figures(table: Table, width: int) -> list[Column]:
         Column("GPU", [row.label for row in table.rows]),
         Column("cuda", cuda, keep=6),
         Column("name", [_name(device) for device in devices], keep=4, align="<"),
-        Column("GiB", [_short_memory(device) for device in devices])
+        Column("GiB", [[(_short_memory(d), _fullness_style(d))] for d in devices])
         if is_narrow
-        else Column("GiB used", [memory_of(device) for device in devices]),
+        else Column("GiB used", [[(memory_of(d), _fullness_style(d))] for d in devices]),
         Column(
             "active" if is_narrow else "kernel-active",
-            [ratio_of(device.busy_ratio) for device in devices],
+            [[(ratio_of(d.busy_ratio), load_style(d.busy_ratio))] for d in devices],
             keep=10,
         ),
         Column("SM active", sm, keep=7),
-        Column("temp", [_measured(d.temperature_c, "C") for d in devices], keep=2),
-        Column("power", [_measured(d.power_w, "W") for d in devices], keep=1),
+        Column("temp", [_temperature(d.temperature_c) for d in devices], keep=2),
+        Column("power", [_power(d) for d in devices], keep=1),
         Column("who", who, keep=9, align="<"),
     ]
 
 
-def _measured(value: float | None, unit: str) -> str:
-    return "" if value is None else f"{value:.0f} {unit}"
+# Judgement: GPUs for servers slow down between 85 and 93 degrees.
+_WARM_C, _HOT_C = 75, 85
 
 
-def _in_one_unit(seconds: float) -> str:
+def _temperature(celsius: int | None) -> Line:
+    if celsius is None:
+        return []
+    style = "red" if celsius >= _HOT_C else "yellow" if celsius >= _WARM_C else ""
+    return [(f"{celsius} C", style)]
+
+
+def _power(device: Device) -> Line:
+    """Return the power, and its cap where that is known."""
+    power_w, limit_w = device.power_w, device.power_limit_w
+    if power_w is None:
+        return []
+    if not limit_w:
+        return [(f"{power_w:.0f} W", "")]
+    style = "yellow" if power_w >= _NEAR_LIMIT * limit_w else ""
+    return [(f"{power_w:.0f}", style), (f" of {limit_w:.0f} W", "dim")]
+
+
+def in_one_unit(seconds: float) -> str:
     """
-    >>> _in_one_unit(40), _in_one_unit(400), _in_one_unit(9000)
+    >>> in_one_unit(40), in_one_unit(400), in_one_unit(9000)
     ('40 s', '7 min', '2.5 h')
     """
     if seconds <= 120:

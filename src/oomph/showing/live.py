@@ -17,13 +17,28 @@ from oomph.showing.gpus import (
     Row,
     Table,
     bar_legend,
+    in_one_unit,
     provenance,
+    ratio_of,
     rows_of,
     table_lines,
 )
+from oomph.showing.graph import AXIS_CELLS, Graph, beside, graph_lines, load_style
 from oomph.showing.live_view import KEYS, Filter, Histories, Sort, View
-from oomph.showing.terminal import Column, Glyphs, Line, Piece, fit, fitting, lines, printable, wrap
-from oomph.units import format_duration, format_gib
+from oomph.showing.process_tree import Branch, branches_of
+from oomph.showing.terminal import (
+    Column,
+    Glyphs,
+    Line,
+    Piece,
+    fit,
+    fitting,
+    lines,
+    printable,
+    width_of,
+    wrap,
+)
+from oomph.units import format_duration, format_gib, format_ratio
 
 # ---- processes, grouped by run -------------------------------------------------------------------
 # What belongs together: the same run of oomph, else the workers of the same launcher, else a
@@ -64,6 +79,13 @@ class Group:
             (m.process.started_at for m in self.members if m.process.started_at is not None),
             default=None,
         )
+
+    @property
+    def cpu_cores(self) -> float | None:
+        """Return the CPU cores that all its processes keep busy; None if that of one is unknown."""
+        cores = {m.process.pid: m.process.cpu_cores for m in self.members}
+        known = [one for one in cores.values() if one is not None]
+        return sum(known) if len(known) == len(cores) else None
 
     @property
     def has_heading(self) -> bool:
@@ -118,7 +140,8 @@ def _rank(member: Member) -> tuple[int, str]:
 
 # ---- lines -------------------------------------------------------------------------------------
 
-_Entry = tuple[Line, str, str, str, str, str, Line]  # who, user, GPU, PID, GiB, for, what
+# who, user, GPU, PID, GiB, SM, CPU, for, what
+_Entry = tuple[Line, str, str, str, str, Line, Line, str, Line]
 
 
 def group_lines(groups: Sequence[Group], now: float, width: int) -> list[Line]:
@@ -126,14 +149,16 @@ def group_lines(groups: Sequence[Group], now: float, width: int) -> list[Line]:
     entries = [entry for group in groups for entry in _entries(group, now)]
     if not entries:
         return []
-    who, user, gpu, pid, gib, age, what = zip(*entries, strict=True)
+    who, user, gpu, pid, gib, sm, cpu, age, what = zip(*entries, strict=True)
     figures = [
         Column("who", who, align="<"),
         Column("user", user, keep=4, align="<"),
-        Column("GPU", gpu, keep=5),
+        Column("GPU", gpu, keep=6),
         Column("PID", pid, keep=3),
         Column("GiB", gib),
-        Column("for", age, keep=2),
+        Column("SM", sm, keep=5),
+        Column("CPU", cpu, keep=2),
+        Column("for", age, keep=1),
     ]
     kept = fitting(figures, max(width - _LEAST_FOR_COMMANDS, 1))
     return lines([*kept, Column("what", what, align="<")])
@@ -148,6 +173,8 @@ def _entries(group: Group, now: float) -> list[_Entry]:
         _labels(group),
         f"({num_processes})" if group.has_heading else str(first.pid),
         _gib(group.used_bytes),
+        [] if group.has_heading else _sm(first),
+        _cpu(group.cpu_cores),
         "" if group.started_at is None else format_duration(now - group.started_at),
         [*_titles(group), (_command(first), "")],
     )
@@ -158,7 +185,28 @@ def _within(member: Member, group: Group) -> _Entry:
     process = member.process
     is_in_heading = process.command == group.first.command
     what = _rank_of(member.job) or ("" if is_in_heading else _command(process))
-    return [], "", member.label, str(process.pid), _gib(process.used_bytes), "", [(what, "dim")]
+    return (
+        [],
+        "",
+        member.label,
+        str(process.pid),
+        _gib(process.used_bytes),
+        _sm(process),
+        _cpu(process.cpu_cores),
+        "",
+        [(what, "dim")],
+    )
+
+
+def _sm(process: Process) -> Line:
+    """Return a process's share of its GPU's multiprocessors; blank if nobody measured it."""
+    ratio = process.sm_ratio
+    return [] if ratio is None else [(format_ratio(ratio), load_style(ratio))]
+
+
+def _cpu(cores: float | None) -> Line:
+    """Return CPU time as `top` shows it: 100% is one core."""
+    return [] if cores is None else [(format_ratio(cores), "")]
 
 
 def _rank_of(job: Job | None) -> str:
@@ -205,6 +253,37 @@ def _command(process: Process) -> str:
     return f"{command} (graphics)" if process.kind == "graphics" else command
 
 
+def _tree(groups: Sequence[Group], jobs: Sequence[Job], width: int, glyphs: Glyphs) -> list[Line]:
+    """Return the processes below what started them, with the figures of each on the left."""
+    members = [member for group in groups for member in group.members]
+    labels: dict[int, list[str]] = {}
+    for member in members:
+        labels.setdefault(member.process.pid, []).append(member.label)
+    branches = branches_of((member.process for member in members), jobs, glyphs)
+    if not branches:
+        return []
+    shown = [branch.process for branch in branches]
+    gpus = ["" if one is None else ",".join(labels[one.pid]) for one in shown]
+    figures = [
+        Column("GPU", gpus, keep=6),
+        Column("GiB", ["" if one is None else _gib(one.used_bytes) for one in shown]),
+        Column("SM", [[] if one is None else _sm(one) for one in shown], keep=5),
+        Column("CPU", [[] if one is None else _cpu(one.cpu_cores) for one in shown], keep=2),
+    ]
+    kept = fitting(figures, max(width - _LEAST_FOR_COMMANDS, 1))
+    what = [_branch_line(branch) for branch in branches]
+    return lines([*kept, Column("process", what, align="<")])
+
+
+def _branch_line(branch: Branch) -> Line:
+    process = branch.process
+    if process is None:
+        return [(branch.lead, "dim"), (branch.names, "dim")]
+    user = printable(process.user or "?")[:_MOST_NAME]
+    named = f"{process.pid} {user} "
+    return [(branch.lead, "dim"), (named, OWNER_STYLES[process.owner]), (_command(process), "")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """The data one frame is drawn from."""
@@ -230,7 +309,11 @@ def draw(frame: Frame, width: int, height: int) -> Drawn:
     top, middle, bottom = _top(frame, width), _middle(frame, width), [_keys(frame, width)]
     if height < 6:  # every line counts
         top, bottom = top[:1] if height > 2 else [], []
+    host = _host(frame, width)
+    if host and len(top) + 1 + len(middle) + len(bottom) <= height:
+        top.insert(1, host)
     page = max(height - len(top) - len(bottom), 0)
+    middle += _graphs(frame, width, page - len(middle))
     scroll = max(min(frame.view.scroll, len(middle) - page), 0)
     shown = middle[scroll : scroll + page]
     if bottom:
@@ -286,6 +369,56 @@ def _has_process_of(device: Device, owners: tuple[Owner, ...]) -> bool:
     return any(process.owner in owners for process in device.processes or ())
 
 
+def _host(frame: Frame, width: int) -> Line:
+    """Return the line of the CPUs and the memory of the machine; empty if nothing is known."""
+    host = frame.look.host if frame.look else None
+    if host is None:
+        return []
+    cpu = [("CPU ", ""), (ratio_of(host.cpu_ratio), load_style(host.cpu_ratio))]
+    parts: list[tuple[list[Piece], list[Piece]]] = [(cpu, [(f" of {host.num_cpus} cores", "dim")])]
+    if host.used_bytes is not None and host.total_bytes:
+        ratio = host.used_bytes / host.total_bytes
+        sizes = f"{format_gib(host.used_bytes)} of {format_gib(host.total_bytes)} GiB"
+        memory = [("  RAM ", ""), (sizes, load_style(ratio))]
+        parts.append((memory, [(f" {format_ratio(ratio)}", "dim")]))
+    if host.load is not None:
+        style = load_style(host.load / host.num_cpus)
+        parts.append(([("  load ", ""), (f"{host.load:.1f}", style)], []))
+    long = [piece for part, more in parts for piece in (*part, *more)]
+    return long if width_of(long) <= width else [piece for part, _ in parts for piece in part]
+
+
+# ---- what spare lines are for --------------------------------------------------------------------
+
+_LEAST_ROWS, _MOST_ROWS = 3, 24  # of a graph; judgement
+_LEAST_GRAPH, _GRAPH_GAP = 34, 3  # cells
+
+
+def _graphs(frame: Frame, width: int, num_spare: int) -> list[Line]:
+    """Return graphs of the machine for the lines that are left, side by side and below."""
+    if frame.look is None or frame.view.is_help or width < _LEAST_GRAPH:
+        return []
+    pace, histories = frame.view.looks_per_cell, frame.histories
+    tracks = [
+        ("kernel-active, all GPUs", histories.all_busy),
+        ("GPU memory", histories.all_full),
+        *([("CPU", histories.cpu)] if frame.look.host else []),
+    ]
+    number = min((width + _GRAPH_GAP) // (_LEAST_GRAPH + _GRAPH_GAP), len(tracks))
+    num_blocks = min(-(-len(tracks) // number), num_spare // (_LEAST_ROWS + 2))
+    if not num_blocks:
+        return []
+    rows = min(num_spare // num_blocks - 2, _MOST_ROWS)  # a blank line and the title
+    each = (width - _GRAPH_GAP * (number - 1)) // number
+    span = f"last {in_one_unit(frame.interval_s * pace * (each - AXIS_CELLS))}"
+    graphs = [
+        graph_lines(Graph(title, track.cells(pace), span), each, rows, frame.glyphs)
+        for title, track in tracks[: number * num_blocks]
+    ]
+    blocks = [graphs[at : at + number] for at in range(0, len(graphs), number)]
+    return [line for block in blocks for line in ([], *beside(block, _GRAPH_GAP))]
+
+
 # ---- middle ------------------------------------------------------------------------------------
 
 
@@ -305,7 +438,11 @@ def _middle(frame: Frame, width: int) -> list[Line]:
     for note in look.notes:
         lines += _prose(note, width, "dim")
     members = members_of(rows, look.jobs, only_mine=frame.view.filter == "mine")
-    grouped = group_lines(groups_of(members, frame.view.sort), look.at, width)
+    groups = groups_of(members, frame.view.sort)
+    if frame.view.is_tree:
+        grouped = _tree(groups, look.jobs, width, frame.glyphs)
+    else:
+        grouped = group_lines(groups, look.at, width)
     return [*lines, [], *grouped] if grouped else lines
 
 
@@ -359,6 +496,8 @@ def _explained(entry: tuple[str, str]) -> Line:
 
 _LEGEND = (
     ("kernel-active", "share of the time with at least one kernel running, however small"),
+    ("SM", "a process's share of the GPU's multiprocessors, by the driver"),
+    ("CPU", "100% is one core"),
     ("SM active", "how many of its multiprocessors worked, over the time: Hopper and later"),
     ("mine", "of this user"),
     ("others", "of other users"),
@@ -379,6 +518,7 @@ def _keys(frame: Frame, width: int) -> Line:
         ("s", f"by {view.sort}"),
         ("?", "help"),
         ("space", "go on" if view.is_paused else "pause"),
+        ("v", "list" if view.is_tree else "tree"),
         ("t", "time span"),
     ]
     pieces: list[tuple[str, str]] = []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, get_args
 
-from oomph.records.machine import Device, Machine
+from oomph.records.machine import Device, Look
 from oomph.showing.gpus import rows_of
 
 # ---- history for the sparklines ------------------------------------------------------------------
@@ -17,14 +17,15 @@ from oomph.showing.gpus import rows_of
 
 LOOKS_PER_CELL = (1, 10, 60)
 _MOST_CELLS = 64
+_MOST_GRAPH_CELLS = 256  # as wide as a graph gets
 
 
 class Track:
-    """One figure of one GPU over time: the mean of the looks in each cell."""
+    """One figure over time: the mean of the looks in each cell."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_cells: int = _MOST_CELLS) -> None:
         self._cells: dict[int, deque[float | None]] = {
-            pace: deque(maxlen=_MOST_CELLS) for pace in LOOKS_PER_CELL
+            pace: deque(maxlen=most_cells) for pace in LOOKS_PER_CELL
         }
         self._open: dict[int, list[float]] = {pace: [] for pace in LOOKS_PER_CELL}
         self._num_looks = 0
@@ -46,14 +47,17 @@ class Track:
 
 
 class Histories:
-    """The tracks of all GPUs and slices, by UUID."""
+    """The tracks of all GPUs and slices, by UUID, and of the machine as a whole."""
 
     def __init__(self) -> None:
         self.busy: dict[str, Track] = {}
         self.full: dict[str, Track] = {}
+        self.all_busy, self.all_full = Track(_MOST_GRAPH_CELLS), Track(_MOST_GRAPH_CELLS)
+        self.cpu = Track(_MOST_GRAPH_CELLS)
 
-    def add(self, machine: Machine) -> None:
+    def add(self, look: Look) -> None:
         """Add one look."""
+        machine = look.machine
         devices = {row.device.uuid: row.device for row in rows_of(machine) if row.device.uuid}
         for uuid in devices:
             self.busy.setdefault(uuid, Track())
@@ -62,6 +66,22 @@ class Histories:
             device = devices.get(uuid)  # None: it is lost
             busy.add(device.busy_ratio if device else None)
             self.full[uuid].add(_full_ratio(device))
+        self.all_busy.add(_mean([device.busy_ratio for device in machine.gpus]))
+        self.all_full.add(_all_full_ratio(machine.gpus))
+        self.cpu.add(look.host.cpu_ratio if look.host else None)
+
+
+def _mean(ratios: Sequence[float | None]) -> float | None:
+    """Return the mean of what is known."""
+    known = [ratio for ratio in ratios if ratio is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _all_full_ratio(gpus: Sequence[Device]) -> float | None:
+    """Return the share of all their memory that is used, of the GPUs for which it is known."""
+    known = [gpu for gpu in gpus if gpu.used_bytes is not None and gpu.total_bytes]
+    total_bytes = sum(gpu.total_bytes or 0 for gpu in known)
+    return sum(gpu.used_bytes or 0 for gpu in known) / total_bytes if known else None
 
 
 def _full_ratio(device: Device | None) -> float | None:
@@ -78,7 +98,8 @@ KEYS = (
     ("q", "quit (as Ctrl-C does)"),
     ("f", "filter: all, mine, visible (what CUDA_VISIBLE_DEVICES shows)"),
     ("s", "sort the processes: by GPU, memory, user, newest first"),
-    ("t", "time that a sparkline spans"),
+    ("v", "processes as a list, or as a tree below what started them"),
+    ("t", "time that sparklines and graphs span"),
     ("space", "pause, and go on"),
     ("up, down", "scroll; also j and k, page up and down, home and end"),
     ("?", "this help, and back"),
@@ -94,6 +115,7 @@ class View:
     looks_per_cell: int = LOOKS_PER_CELL[0]
     is_paused: bool = False
     is_help: bool = False
+    is_tree: bool = False
     scroll: int = 0  # hidden lines above the first visible one; drawing limits it to what exists
 
 
@@ -111,6 +133,8 @@ def pressed(view: View, key: str, page: int) -> View | None:
         return replace(view, is_help=not view.is_help and key != "escape", scroll=0)
     if key in ("f", "s", "t"):
         return _next_choice(replace(view, is_help=False), key)
+    if key == "v":
+        return replace(view, is_tree=not view.is_tree, is_help=False, scroll=0)
     if key in (" ", "p"):
         return replace(view, is_paused=not view.is_paused)
     return view

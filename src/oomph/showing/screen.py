@@ -59,6 +59,11 @@ class Screen:
     def hears_keys(self) -> bool:
         return self._input is not None
 
+    @property
+    def is_blank(self) -> bool:
+        """Return whether all of it has to be drawn: at the start, after Ctrl-Z or a new size."""
+        return not self._shown
+
     def size(self) -> tuple[int, int]:
         """Return columns and lines."""
         try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class Glyphs:
     parts: str  # for a bar of many parts; distinguishable without colours
     levels: str  # for a sparkline, lowest first
     more: str  # marks text that was cut off
+    tree: tuple[str, ...]  # to a child, to the last one; below either of them
 
 
 UNICODE = Glyphs(
@@ -146,12 +147,14 @@ UNICODE = Glyphs(
     parts="█▓▒▞▚▤▥▦▧",
     levels="▁▂▃▄▅▆▇█",
     more="…",
+    tree=("├─ ", "└─ ", "│  ", "   "),
 )
 ASCII = Glyphs(
     bar={"mine": "#", "others": "%", "rest": "?", "free": "."},
     parts="#%@*+=oxc",
     levels="_.-:=+*#",
     more="~",
+    tree=("|- ", "`- ", "|  ", "   "),
 )
 
 
@@ -165,15 +168,18 @@ def num_cells(text: str) -> int:
     >>> num_cells("GPU"), num_cells("訓練"), num_cells("é")
     (3, 4, 1)
     """
-    if text.isascii():  # the usual case
-        return len(text)
+    return len(text) if text.isascii() else _num_cells(text)
+
+
+@functools.lru_cache(maxsize=1024)  # bars and sparklines are measured again and again
+def _num_cells(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
 
 
 def width_of(line: Line) -> int:
-    return sum(num_cells(text) for text, _ in line)
+    return sum([len(text) if text.isascii() else num_cells(text) for text, _ in line])
 
 
 def cut(text: str, width: int, more: str = "…") -> str:
@@ -208,8 +214,8 @@ def fit(line: Line, width: int, more: str = "…") -> list[Piece]:
 def ansi(line: Iterable[Piece], *, colours: bool) -> str:
     """Return the line with escape sequences for a terminal, or as plain text."""
     if not colours:
-        return "".join(text for text, _ in line)
-    return "".join(f"\x1b[{_sgr(style)}m{text}\x1b[0m" if style else text for text, style in line)
+        return "".join([text for text, _ in line])
+    return "".join([f"\x1b[{_sgr(style)}m{text}\x1b[0m" if style else text for text, style in line])
 
 
 # ECMA-48, SGR. Not rich's styles: they take some megabytes for as long as a live view is open.
@@ -225,6 +231,7 @@ _SGR = {
 }
 
 
+@functools.cache  # there are few styles, and many pieces
 def _sgr(style: str) -> str:
     return ";".join(_SGR[word] for word in style.split())
 
@@ -278,9 +285,14 @@ class Column:
     def is_empty(self) -> bool:
         return self._content_width == 0
 
-    @cached_property
+    @functools.cached_property
+    def widths(self) -> Sequence[int]:
+        """Return the width of each cell: measuring them is most of the work of a table."""
+        return [num_cells(cell) if isinstance(cell, str) else width_of(cell) for cell in self.cells]
+
+    @functools.cached_property
     def _content_width(self) -> int:
-        return max((width_of(_pieces(cell)) for cell in self.cells), default=0)
+        return max(self.widths, default=0)
 
 
 def fitting(columns: Sequence[Column], width: int) -> list[Column]:
@@ -325,21 +337,35 @@ def with_wrapped(columns: Sequence[Column], heading: str, width: int) -> list[Co
 
 def lines(columns: Sequence[Column]) -> list[Line]:
     """Return the heading and every row."""
-    widths = [column.width for column in columns]
-    headings = tuple([(column.heading, "bold")] for column in columns)
+    heading: list[Line] = [[(column.heading, "bold")] for column in columns]
     rows = zip(*(map(_pieces, column.cells) for column in columns), strict=True)
-    return [_row(columns, widths, cells) for cells in (headings, *rows)]
+    measured = zip(*(column.widths for column in columns), strict=True)
+    layout = [(column.width, column.align == "<") for column in columns]
+    first = _row(layout, heading, [num_cells(column.heading) for column in columns])
+    return [first, *(_row(layout, *row) for row in zip(rows, measured, strict=True))]
 
 
-def _row(columns: Sequence[Column], widths: Sequence[int], cells: Iterable[Line]) -> list[Piece]:
+def _row(
+    layout: Sequence[tuple[int, bool]], cells: Iterable[Line], widths: Iterable[int]
+) -> list[Piece]:
+    """Return one row. What has no style is one piece with its padding: fewer are drawn faster."""
     row: list[Piece] = []
-    for column, width, cell in zip(columns, widths, cells, strict=True):
-        room = (" " * (width - width_of(cell)), "")
-        row += [*cell, room] if column.align == "<" else [room, *cell]
-        row.append((GAP, ""))
+    plain = ""  # since the last piece with a style
+    for (width, is_left), cell, taken in zip(layout, cells, widths, strict=True):
+        room = " " * (width - taken)
+        if not is_left:
+            plain += room
+        for text, style in cell:
+            if not style:
+                plain += text
+            elif text:
+                row += [(plain, ""), (text, style)] if plain else [(text, style)]
+                plain = ""
+        plain += room + GAP if is_left else GAP
+    row.append((plain.rstrip(), ""))
     while row and not row[-1][0].strip():
         row.pop()
-    return [piece for piece in row if piece[0]]
+    return row
 
 
 def _pieces(cell: str | Line) -> Line:

@@ -7,7 +7,7 @@ module with these three and open it in session.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -124,6 +124,12 @@ class Meter(Protocol):
     def counters(self) -> Counters: ...
     def throttled_by(self) -> tuple[str, ...] | None:
         """Return what limits the clocks now: "power", "heat", "hardware"; () if nothing does."""
+
+    def process_shares(self) -> Mapping[int, float] | None:
+        """Return each process's share of the multiprocessors since the last call, by PID.
+
+        A process that is not in it has computed nothing. None if the driver cannot tell.
+        """
 
     def activity(self) -> tuple[float | None, float | None]:
         """Return the activity of multiprocessors and memory since the last call, as ratios."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -492,6 +492,8 @@ _ENERGY, _POWER, _SENT, _RECEIVED = 83, 186, 197, 198  # mJ; mW now; bytes over 
 _FIELDS = (_ENERGY, _POWER, _RECEIVED, _SENT)
 # nvmlFieldValue_t: field, scope, two times; type of the value; result; value.
 _FIELD_VALUE = struct.Struct("=II16xIiQ")
+# nvmlProcessUtilizationSample_t: PID, time, percent of SM, memory, encoder and decoder.
+_SHARE = struct.Struct("=I4xQIIII")
 _MIN_SAMPLE_SLOTS = 128  # drivers are said to keep about 100 samples of kernel-active time
 
 # nvml.h: nvmlClocksEventReason*. Idle clocks, a user-set clock and boosting in step with other
@@ -515,6 +517,8 @@ class NvmlMeter:
         self._fields = ctypes.create_string_buffer(len(_FIELDS) * _FIELD_VALUE.size)
         for place, number in enumerate(_FIELDS):
             _FIELD_VALUE.pack_into(self._fields, place * _FIELD_VALUE.size, number, 0, 0, 0, 0)
+        self._shares = ctypes.create_string_buffer(_LIST_SLOTS * _SHARE.size)
+        self._share_count, self._share_us = ctypes.c_uint(), 0
         self._reasons = ctypes.c_ulonglong()
         self._reasons_symbol = "nvmlDeviceGetCurrentClocksEventReasons"
 
@@ -588,6 +592,32 @@ class NvmlMeter:
         if reasons & _HARDWARE and not causes:
             causes = {"hardware"}
         return tuple(sorted(causes))
+
+    def process_shares(self) -> Mapping[int, float] | None:
+        self._share_count.value = len(self._shares) // _SHARE.size
+        before_us = self._share_us
+        refusal = self._gpu.call(
+            "nvmlDeviceGetProcessUtilization",
+            self._shares,
+            ctypes.byref(self._share_count),
+            ctypes.c_ulonglong(before_us),
+        )
+        if refusal is not None and refusal.code == INSUFFICIENT_SIZE:
+            slots = min(self._share_count.value, _MAX_LIST_SLOTS)
+            if slots * _SHARE.size > len(self._shares):  # it fits the next time
+                self._shares = ctypes.create_string_buffer(slots * _SHARE.size)
+            return None
+        if refusal is not None:
+            return {} if refusal.code == NOT_FOUND else None
+        found: dict[int, tuple[int, float]] = {}
+        count = min(self._share_count.value, len(self._shares) // _SHARE.size)
+        samples = memoryview(self._shares)[: count * _SHARE.size]
+        for pid, stamp_us, percent, *_ in _SHARE.iter_unpack(samples):
+            # Some drivers also return slots that they have not filled.
+            if pid and percent <= 100 and stamp_us > max(before_us, found.get(pid, (0, 0.0))[0]):
+                found[pid] = stamp_us, percent / 100
+                self._share_us = max(self._share_us, stamp_us)
+        return {pid: ratio for pid, (_, ratio) in found.items()}
 
     def activity(self) -> tuple[float | None, float | None]:
         return (None, None) if self._gpm is None else self._gpm.ratios()
