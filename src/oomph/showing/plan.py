@@ -77,7 +77,8 @@ def print_plans(plans: Plans, *, explains: bool = False, then: Sequence[str] = (
     if plans.best is not None:
         _print_tricks(console, plans.best)
     for caveat in plans.caveats:
-        print_prose(console, f"- {caveat}")
+        if caveat not in plans.as_is.notes:
+            print_prose(console, f"- {caveat}")
     if explains:
         _print_rejected(console, plans.rejected)
     _print_compared(console, plans, explains=explains)
@@ -97,6 +98,8 @@ def _print_as_is(console: Console, plans: Plans) -> None:
     verdict, style = FITS[plans.fits_as_is]
     on = f"{plans.workload} {verdict} as it is on {plans.gpu}"
     print_prose(console, f"{on}: {_batch(plans)} needs {needs}{_room(plans)}", style)
+    for note in as_is.notes:  # here, because the figures rest on it: which of two sizes a GPU has
+        print_prose(console, f"assumed: {note}", "dim", indent=2)
 
 
 def _is_batch_known(plans: Plans) -> bool:

@@ -42,6 +42,11 @@ _FORMAT = 1  # version of the state_dict layout
 class Stepper:
     """Trains one batch at a time, in as many pieces as memory requires.
 
+    >>> model = nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> step = Stepper(model, optimizer, lambda model, batch: model(batch).square().mean())
+    >>> loss = step(torch.ones(8, 4))  # one optimizer step for the whole batch of 8
+
     model: plain or in DistributedDataParallel, compiled or not. With DDP, each rank gets its part
         of a batch, and all ranks step or all raise.
     loss: (model, batch) -> a scalar, as in a Workload; without one, use `micro`.
