@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
     from oomph.errors import OomphError as OomphError
     from oomph.monitoring.in_script import watching as watching
+    from oomph.monitoring.memory_history import record as record
     from oomph.records.script import Script as Script
     from oomph.records.workload import Workload as Workload
     from oomph.verbs import hf as hf
     from oomph.verbs import lightning as lightning
     from oomph.verbs.by_name import by_name as by_name
     from oomph.verbs.check import check as check
+    from oomph.verbs.explain import explain as explain
     from oomph.verbs.gpus import gpu_utilisation as gpu_utilisation
     from oomph.verbs.gpus import gpus as gpus
     from oomph.verbs.gpus import print_gpu_utilisation as print_gpu_utilisation
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from oomph.verbs.training import accelerate as accelerate
     from oomph.verbs.training import apply as apply
     from oomph.verbs.training import offloaded_activations as offloaded_activations
+    from oomph.verbs.training import scale_learning_rate as scale_learning_rate
     from oomph.verbs.verify import verify as verify
     from oomph.verbs.watch import runs as runs
 
@@ -51,6 +54,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "check": ("oomph.verbs.check", "check"),
     "emulated_gpu": ("oomph.verbs.run", "emulated_gpu"),
     "apply": ("oomph.verbs.training", "apply"),
+    "explain": ("oomph.verbs.explain", "explain"),
     "gpu_utilisation": ("oomph.verbs.gpus", "gpu_utilisation"),
     "gpu_utilization": ("oomph.verbs.gpus", "gpu_utilisation"),
     "gpus": ("oomph.verbs.gpus", "gpus"),
@@ -62,8 +66,10 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "predict": ("oomph.verbs.predict", "predict"),
     "print_gpu_utilisation": ("oomph.verbs.gpus", "print_gpu_utilisation"),
     "print_gpu_utilization": ("oomph.verbs.gpus", "print_gpu_utilisation"),
+    "record": ("oomph.monitoring.memory_history", "record"),
     "report": ("oomph.verbs.report", "report"),
     "runs": ("oomph.verbs.watch", "runs"),
+    "scale_learning_rate": ("oomph.verbs.training", "scale_learning_rate"),
     "verify": ("oomph.verbs.verify", "verify"),
     "watching": ("oomph.monitoring.in_script", "watching"),
 }
@@ -79,6 +85,7 @@ __all__ = [
     "by_name",
     "check",
     "emulated_gpu",
+    "explain",
     "gpu_utilisation",
     "gpu_utilization",
     "gpus",
@@ -90,8 +97,10 @@ __all__ = [
     "predict",
     "print_gpu_utilisation",
     "print_gpu_utilization",
+    "record",
     "report",
     "runs",
+    "scale_learning_rate",
     "verify",
     "watching",
 ]

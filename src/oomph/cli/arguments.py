@@ -69,6 +69,22 @@ def add_keeps(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpus-per-node",
+        type=positive,
+        metavar="N",
+        default=8,
+        help="GPUs of one machine (default: 8); more are several machines",
+    )
+    parser.add_argument(
+        "--link",
+        metavar="NAME",
+        help="the network between machines: infiniband-400, ethernet-100 (Gbit/s of an adapter);"
+        " infiniband-200x4 if a machine has another number of adapters than GPUs",
+    )
+
+
 def add_lora(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lora-rank", type=positive, metavar="R", help="rank of LoRA's adapters (default: 16)"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from oomph.records.check import Checks
     from oomph.records.plan import Plans
-    from oomph.records.script import Script, ScriptChanges
+    from oomph.records.script import Patched, Script, ScriptChanges
 
 EXPORTS = ("hf", "lightning", "accelerate", "deepspeed", "torchrun", "slurm", "sge", "code")
 
@@ -37,6 +37,7 @@ change training are used only with --allow."""
 EXAMPLES = """\
 examples:
   oomph plan train.py --gpu a100-40gb -- --config base.yaml
+  oomph plan train.py --gpu a100-40gb --diff --verify -- --config base.yaml
   oomph plan train.py:workload --gpu v100-16gb
   oomph plan train.py:workload --gpu rtx4090 --prefer memory --html plan.html
   oomph plan train.py:workload --gpu a100-40gb --max-gpus 4 --allow lora
@@ -46,7 +47,8 @@ examples:
   oomph plan train.py:workload --gpu rtx4090 --checks checks.json
 
 exit codes: 0 a plan fits; 1 none does; 2 a wrong flag, or an error in your code;
-3 uncertain; 4 a file cannot be read."""
+3 uncertain; 4 a file cannot be read. With --verify: 0 the patched script is as
+planned and fits; 1 it does not fit; 3 it differs, or only a part could be patched."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,6 +120,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the changes to your script as a diff; the script itself is not touched",
     )
     parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="with --diff: exit with 0 only if the script with all changes, rehearsed again, needs"
+        " and does what was planned",
+    )
+    parser.add_argument(
         "--explain", action="store_true", help="say why each trick was not considered"
     )
     parser.add_argument(
@@ -163,6 +171,7 @@ def run(options: argparse.Namespace) -> int:
             host_memory=options.host_memory,
             say=say,
             draws=bool(options.html),
+            effort="rehearsed" if options.diff else "edits",
             unprotected=options.unprotected,
             fresh=options.fresh,
         )
@@ -186,6 +195,9 @@ def run(options: argparse.Namespace) -> int:
         from oomph.showing.terminal import print_written
 
         print_written(written)
+    patched = plans.changes.patched if plans.changes is not None else None
+    if options.verify and plans.changes is not None and patched is not None:
+        return _exit_code_of_patch(patched, is_whole=plans.changes.is_whole)
     return _exit_code(plans)
 
 
@@ -228,6 +240,11 @@ def _check_files(options: argparse.Namespace) -> None:
 def _check_diff(options: argparse.Namespace, trained: str | Script) -> None:
     from oomph.errors import UsageError
 
+    if options.verify and not options.diff:
+        raise UsageError(
+            "--verify is about the changes of --diff",
+            attempt="oomph plan train.py --gpu v100-16gb --diff --verify",
+        )
     if options.diff and (options.json or isinstance(trained, str)):
         raise UsageError(
             "--diff needs a script, and prints to the terminal",
@@ -300,6 +317,14 @@ def _exit_code(plans: Plans) -> int:
     if plans.best is None:
         return EXIT_NO if plans.cut is None else EXIT_UNCERTAIN
     return EXIT_YES if plans.best.fits == "yes" else EXIT_UNCERTAIN
+
+
+def _exit_code_of_patch(patched: Patched, *, is_whole: bool) -> int:
+    """Return whether the changes are the whole plan, and the changed script is as planned."""
+    if patched.fits == "no":
+        return EXIT_NO
+    is_sure = is_whole and patched.is_as_planned and patched.fits == "yes"
+    return EXIT_YES if is_sure else EXIT_UNCERTAIN
 
 
 def _names(lists: list[str]) -> frozenset[str]:

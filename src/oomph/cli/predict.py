@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from oomph.cli.arguments import (
+    add_cluster,
     add_keeps,
     add_lora,
     add_workload_and_gpu,
@@ -34,6 +35,8 @@ examples:
   oomph predict train.py:workload --gpu rtx4090 --micro-batch 8 --precision bf16 \\
     --measured-step 0.45s --measured-with micro-batch=4,precision=fp32
   oomph predict train.py:workload --gpu a100-80gb --gpus 8 --sharding fsdp
+  oomph predict hf:meta-llama/Llama-3.1-8B --seq-len 8192 --batch-size 64 --gpu h100 \\
+    --gpus 64 --tensor-parallel 8 --link infiniband-400 --precision bf16
 
 A script runs unchanged, in a sandbox, up to its second optimizer step; put its own
 arguments after --. With :NAME, train.py must define NAME as an oomph.Workload or a
@@ -159,6 +162,15 @@ def _add_tricks(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help="ddp (default: each holds all), fsdp (divided among all), hybrid (within groups)",
     )
+    parser.add_argument(
+        "--tensor-parallel",
+        type=positive,
+        metavar="N",
+        default=1,
+        help="GPUs that share each layer of a transformer (default: 1); --sharding is then among"
+        " groups of them",
+    )
+    add_cluster(parser)
     add_keeps(parser)
 
 
@@ -178,6 +190,9 @@ def run(options: argparse.Namespace) -> int:
             checkpointing=options.checkpointing,
             num_gpus=options.gpus,
             sharding=options.sharding,
+            tensor_parallel=options.tensor_parallel,
+            gpus_per_node=options.gpus_per_node,
+            link=options.link,
             optimizer=options.optimizer,
             measured_step_s=options.measured_step,
             **options.measured_with,

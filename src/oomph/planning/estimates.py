@@ -35,6 +35,7 @@ from oomph.predicting.allocator_settings import settings_for
 from oomph.predicting.combinations import Combinations, key_of
 from oomph.predicting.demand import Demand, demand_from, unlimited_peaks
 from oomph.predicting.footprint import Footprint, Work, trace_at, work_of
+from oomph.predicting.links import assumptions, links_of
 from oomph.predicting.overhead import Interval
 from oomph.predicting.prediction import (
     assemble_demand,
@@ -44,7 +45,7 @@ from oomph.predicting.prediction import (
     room_for_figures,
     unseen_bytes,
 )
-from oomph.predicting.rates import MatmulPrecision, assumptions
+from oomph.predicting.rates import MatmulPrecision
 from oomph.predicting.reductions import sized_on
 from oomph.predicting.replay import Replayed, replay_requests
 from oomph.predicting.residuals import Kind
@@ -452,7 +453,6 @@ def step_time(work: Sequence[Op] | Work, variant: Variant, model: GpuModel) -> S
         work,
         model,
         matmul_precision=precision,
-        num_gpus=variant.num_gpus,
-        gpus_per_node=variant.gpus_per_node,
+        links=links_of(model, variant),
         num_micro_steps=variant.accumulation,
     )

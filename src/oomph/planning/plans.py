@@ -35,12 +35,13 @@ from oomph.predicting.combinations import PassSettings, pass_settings_of
 from oomph.predicting.timeline import timeline_of
 from oomph.records.plan import Offer, PlanOptions, Plans
 from oomph.records.prediction import Prediction
-from oomph.records.script import Script, ScriptChanges
+from oomph.records.script import Script
 from oomph.records.workload import LORA_RANK, Variant, Workload, check_gpus_per_node
 from oomph.sensing.target import Target
 from oomph.tricks.definition import Severity
 
 if TYPE_CHECKING:
+    from oomph.planning.changes import Effort
     from oomph.rehearsing.script.sandboxed import ScriptRehearser
 
 
@@ -416,10 +417,12 @@ def plan_script(
     say: Say,
     *,
     draws: bool,
+    effort: Effort,
     is_unprotected: bool,
     is_fresh: bool,
 ) -> Plans:
-    """Plan a script, and say what to change in it for the best plan."""
+    """Plan a script, and say what to change in it for the best plan, with this much effort."""
+    from oomph.planning.changes import find_changes  # only scripts need it
     from oomph.rehearsing.script.sandboxed import rehearser_of
 
     deadline = Deadline(options.time_limit_s)
@@ -435,12 +438,22 @@ def plan_script(
             plans = search.plans(script.path or f"-m {script.module}", draws=draws)
         except CannotBePutOn as error:  # this variant is the baseline of the comparison
             raise error.error from None
+        changes = None
+        if plans.best is not None:
+            changes = find_changes(
+                script,
+                rehearser,
+                plans.best,
+                target,
+                say,
+                effort=effort,
+                is_unprotected=is_unprotected,
+            )
     seen, caveats = rehearser.seen, plans.caveats
     if not seen.is_batch_known:  # steps per second do not give samples per second then
         caveats = tuple(one for one in caveats if not one.startswith(OF_LOADING))
     caveats += tuple(one for one in seen.approximations if one not in caveats)
-    plans = replace(plans, seen=seen, caveats=caveats)
-    return replace(plans, changes=_changes(script, rehearser, plans))
+    return replace(plans, seen=seen, caveats=caveats, changes=changes)
 
 
 def _check_it_steps(has_stepped: bool) -> None:
@@ -474,25 +487,3 @@ def _hold_what_cannot_vary(rehearser: ScriptRehearser, options: PlanOptions) -> 
         why = f"{error.error.what}: {error.error.because}"[:_MOST_CHARACTERS]
         num = rehearser.given.micro_batch
         rehearser.hold_batch(f"the micro-batch of {num} cannot change: {why}")
-
-
-def _changes(script: Script, rehearser: ScriptRehearser, plans: Plans) -> ScriptChanges | None:
-    """Return what to change in the script for the best plan; None if no plan fits."""
-    from oomph.exporting.rewriting.diff import script_changes  # only scripts need it
-
-    if plans.best is None:
-        return None
-    sources = _sources(script, rehearser.files)
-    here = str(Path(script.directory).resolve())
-    seen = rehearser.as_planned(plans.best.variant)
-    return script_changes(sources, script.arguments, seen, plans.best, directory=here)
-
-
-def _sources(script: Script, imported: Sequence[str]) -> dict[str, str]:
-    """Read the user's own files, the script first. Skip files that are not text."""
-    own = [] if script.path is None else [str(Path(script.directory, script.path).resolve())]
-    texts: dict[str, str] = {}
-    for path in (*own, *imported):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            texts[path] = Path(path).read_bytes().decode("utf-8")
-    return texts

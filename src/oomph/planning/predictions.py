@@ -13,7 +13,7 @@ from oomph.errors import CannotBePutOn, NotOnThisSystem, UsageError
 from oomph.planning.estimates import step_time
 from oomph.planning.lines import trace_at
 from oomph.predicting import prediction, speed
-from oomph.predicting.rates import assumptions
+from oomph.predicting.links import assumptions
 from oomph.records.prediction import Prediction
 from oomph.records.script import Script, names_workload
 from oomph.records.trace import Trace
@@ -274,6 +274,7 @@ def predict_script_by_trace(
         trace = replace(trace, doubt=trace.doubt or _NO_STEP)
     ready = target.with_torch(trace.torch_version)
     time = step_time(trace.ops, variant, ready.model)
+    expandable_segments = expandable_segments or seen.expandable_segments
     variant = replace(variant, expandable_segments=expandable_segments)
     notes = [*seen.approximations, *ready.notes]
     card, step_from = ready.card.among(variant), ready.step_from

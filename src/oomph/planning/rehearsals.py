@@ -9,12 +9,18 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from oomph.errors import CannotBePutOn, OomphError
 from oomph.planning.choices import Choices, choices_for
 from oomph.planning.deadline import Deadline
-from oomph.predicting.combinations import PassSettings, Step, pass_settings_of, step_of
+from oomph.predicting.combinations import (
+    PassSettings,
+    Step,
+    grid_variant,
+    pass_settings_of,
+    step_of,
+)
 from oomph.predicting.demand import UnlimitedPeaks
 from oomph.predicting.footprint import Footprint, Kernel, footprint_of
 from oomph.predicting.residuals import Kind, kind_of
@@ -411,15 +417,7 @@ def pass_footprint_like(
 
 def _grid_of(settings: PassSettings) -> tuple[int, int]:
     """Return the number of replicas of the model, and the GPUs that each is sharded among."""
-    sharding: Any = settings.sharding
-    return grid_of(
-        Variant(
-            micro_batch=1,
-            sharding=sharding,
-            num_gpus=settings.num_gpus,
-            gpus_per_node=settings.gpus_per_node,
-        )
-    )
+    return grid_of(grid_variant(settings))
 
 
 def step_like(step: Step, known: Mapping[Step, Footprint]) -> Footprint | None:
@@ -431,14 +429,12 @@ def step_like(step: Step, known: Mapping[Step, Footprint]) -> Footprint | None:
 
 def _on_one_group(step: Step) -> Step:
     """Return the step on one replica of the model."""
-    on, per_node = step.num_gpus, step.gpus_per_node
+    _, shards = grid_of(grid_variant(step))
     step = step._replace(gpus_per_node=GPUS_PER_NODE)  # it decides groups, and nothing else here
     if step.sharding == "ddp":
         return step._replace(num_gpus=0)  # for any number of GPUs
     if step.sharding == "hybrid":
-        grid = Variant(micro_batch=1, sharding="hybrid", num_gpus=on, gpus_per_node=per_node)
-        _, shards = grid_of(grid)
-        return step._replace(sharding="fsdp", num_gpus=shards)
+        return step._replace(sharding="fsdp", num_gpus=shards * step.tensor_parallel)
     return step
 
 

@@ -31,6 +31,7 @@ from oomph.records.workload import (
     Variant,
     Workload,
     casts_parameters,
+    divides_model,
     divides_parameters,
     holds_parameters_on_host,
 )
@@ -117,10 +118,9 @@ def rehearse(
     cuda.Gpu.on_emptied = staticmethod(recorder.empty_cache)
     tensors.Disguise.real, tensors.Disguise.give = recorder.real, recorder.shadows.give
     streams.Now.begin(partial(ranks.note_wait, recorder))
-    divides = divides_parameters(variant)
     is_on_host = holds_parameters_on_host(variant)
     world: AbstractContextManager[None] = contextlib.nullcontext()
-    if divides:
+    if divides_model(variant):
         world = ranks.one_of(variant.num_gpus, recorder, is_on_host=is_on_host)
     rehearsal = _Rehearsal(workload, variant, recorder, is_step_alone)
     try:
@@ -232,7 +232,7 @@ class _Rehearsal:
             self.model = put_on_model(self.model, alone)
             return
         self.model = put_on_model(self.model, self.variant)
-        if divides_parameters(self.variant):
+        if divides_model(self.variant):
             # A large model that is sharded is built on the host or on `meta`: no GPU ever holds all
             # of it.
             self.recorder.begin_with_the_living()

@@ -78,7 +78,7 @@ def _traced(rehearser: Rehearser, *, request: Request, is_linear: bool) -> Trace
 
 def variant_for_batch(batch_size: int, request: Request) -> Variant:
     """Split the batch into micro-batch x accumulation steps x GPUs. Raises UsageError."""
-    num_gpus = request.tricks.num_gpus
+    num_gpus = request.tricks.num_data_gpus
     micro_batch = request.micro_batch or max(batch_size // num_gpus, 1)
     at_a_time = micro_batch * num_gpus
     if batch_size < 1 or batch_size % at_a_time:

@@ -14,11 +14,13 @@ from oomph.errors import UsageError
 from oomph.records.workload import Precision
 from oomph.training.attempts import Attempts, OpenBatch, Part, device_kind
 from oomph.training.micro_batches import Batch, Division, Micro, moved, no_scalar, piece_sizes
+from oomph.training.noise_meter import NoiseMeter
 from oomph.training.ranks import At, Ranks
-from oomph.training.recovery import Recovery
-from oomph.training.rollback import OwnRollback, on_host
+from oomph.training.recovery import Recovery, release, text_of
+from oomph.training.rollback import OwnRollback, on_host, restore_rngs, rng_states
 from oomph.training.split_check import OnDifference
 from oomph.training.update import SignalsHeld, Update
+from oomph.training.vital_signs import VitalSigns
 from oomph.tricks import apply
 from oomph.tricks.offload_optimizer import knows_host, optimizer_on_host, scaler_on_host
 
@@ -116,6 +118,8 @@ class StepAttempts(Attempts):
         device: torch.device | str | int | None,
         accumulate: int,
         on_difference: OnDifference,
+        meter: NoiseMeter,
+        signs: VitalSigns,
     ) -> None:
         """device: where pieces are moved to."""
         super().__init__(
@@ -126,9 +130,10 @@ class StepAttempts(Attempts):
             ranks,
             on_difference=on_difference,
             accumulate=accumulate,
+            meter=meter,
         )
         self._loss, self._device = loss or _no_loss, device
-        self.scaler, self.update = scaler, update
+        self.scaler, self.update, self.signs = scaler, update, signs
         low = _LOW.get(recovery.resorts.variant.precision)
         self._autocast = None if low is None else torch.autocast(device_kind(model), dtype=low)
         self._losses: list[tuple[torch.Tensor, float]] = []  # loss of a piece, and its weight
@@ -141,6 +146,7 @@ class StepAttempts(Attempts):
 
     def train(self, data: Batch) -> Result:
         """Train on a batch with the Stepper's own loss."""
+        self._probe(data)
         with closing(self.pieces(data)) as pieces:
             for micro in pieces:
                 self._run(micro)
@@ -165,6 +171,54 @@ class StepAttempts(Attempts):
             loss = self._call(self._loss, micro.data)
         self.backward(loss, micro.share)
 
+    # ---- the noise scale of batches that are not split -----------------------------------------
+
+    def _probe(self, data: Batch) -> None:
+        """Run two halves of a batch beside the whole, for their gradients' norms; undo both.
+
+        They take no more memory than the batch: gradients of the first are dropped before the
+        second. Whatever fails in them ends the probing, never the training.
+        """
+        if not self._wants_probe():
+            return
+        rngs = rng_states(device_kind(self._model), keeps_other_rngs=True)
+        with self._inside(), self._ranks.quiet():
+            self._rollback.enter()
+            self._rollback.take()
+            try:
+                self._run_halves(data)
+            except Exception as error:  # noqa: BLE001 - said; the batch itself runs next
+                release(error)
+                self._meter.stop_probing()
+                self._recovery.say(
+                    f"the gradient noise scale is not measured: halves of a batch do not run"
+                    f" ({text_of(error)})"
+                )
+            finally:
+                self._losses, self._has_updated = [], False
+                self._undo()
+                self._rollback.is_begun = False
+                restore_rngs(rngs)
+
+    def _wants_probe(self) -> bool:
+        was_whole = self.result is not None and self.result.num_pieces == 1
+        is_alone = self._accumulate == 1 and self._ranks.num_ranks == 1
+        is_fresh = not (self.is_begun or self._rollback.adds_to_gradients)
+        return self._meter.is_probe_due and was_whole and is_alone and is_fresh
+
+    def _run_halves(self, data: Batch) -> None:
+        num = self._division.num(data)
+        if num < 2:
+            return
+        sizes = [num // 2, num - num // 2]
+        self._meter.begin_probe()
+        for half, size in zip(self._division.pieces(data, sizes), sizes, strict=True):
+            self._meter.piece_of_probe(size, num)
+            self._forward_and_backward(Micro(self, half, size, 1.0, is_first=True))
+            self._meter.end_piece()
+            self._rollback.drop_gradients()
+        self._meter.end_probe()
+
     def _call(self, function: Loss, data: Batch) -> Any:
         if self._device is not None:
             data = moved(data, self._device)
@@ -187,7 +241,7 @@ class StepAttempts(Attempts):
 
     def flush(self) -> Result | None:
         """Step with the batches so far; None if there are none, which must be so on all ranks."""
-        if not (self.is_begun or self._ranks.is_replicated):
+        if not (self.is_begun or self._ranks.is_joint):
             return None
         with self._inside():
             try:
@@ -202,7 +256,8 @@ class StepAttempts(Attempts):
                         return self._close(is_last=True)
                     self._ranks.end()
                     return None
-            except BaseException:
+            except BaseException as error:
+                self._note(error)
                 self._give_up()
                 raise
 
@@ -285,8 +340,7 @@ class StepAttempts(Attempts):
                 " only after an optimizer step",
             )
         parts = division.pieces(batch.data, sizes)
-        weights = division.weights(parts, sizes)
-        batch.total = sum(weights)
+        weights = self._weights(batch, division.weights(parts, sizes))
         self._expected = self._expected or batch.total * self._accumulate
         return [
             (part, num, 1.0 if division.is_sum else weight / self._expected)
@@ -294,8 +348,25 @@ class StepAttempts(Attempts):
             if weight
         ]
 
+    def _weights(self, batch: OpenBatch, weights: list[float]) -> list[float]:
+        """Return the weights of a batch's pieces, and set its total.
+
+        Passes of a sharded model mix the gradients of all ranks, so the ranks agree before the
+        first one: on the mean of their totals, or that every rank's batch counts the same.
+        """
+        batch.total = sum(weights)
+        if self._ranks.is_sharded and not self._division.is_sum:
+            if self._division.is_given:
+                batch.total = self._ranks.mean_weight(batch.total, self._recovery)
+            else:
+                weights, batch.total = [each / batch.total for each in weights], 1.0
+        return weights
+
     def _continues(self) -> bool:
         return bool(self._losses)
+
+    def _has_all_gradients(self) -> bool:
+        return not (self._carried.num or self._rollback.adds_to_gradients)
 
     def _note_check(self, batch: OpenBatch) -> None:
         sizes = piece_sizes(batch.num, batch.size)
@@ -336,6 +407,8 @@ class StepAttempts(Attempts):
             at = At.LAST_BATCH if self._is_whole else At.BATCH
             is_ready = is_done and (not self._is_whole or self._is_ready())
             if not self._ranks.settle(at, is_ready, self._recovery):
+                if is_ready:  # another rank could not get ready
+                    self._undo_or_refuse()
                 return False
             self._close()
         return True
@@ -353,7 +426,11 @@ class StepAttempts(Attempts):
     def _close(self, *, is_last: bool = False) -> Result:
         """Step, if the step has all its batches. The caller holds back Ctrl-C until it is done."""
         is_whole = is_last or self._is_whole
+        if is_whole and self._division.is_given and not self._division.is_sum:
+            self._ranks.weigh(self._so_far.total)
         factor, size = self._factor if is_whole else 1.0, self._so_far.size
+        if is_whole and self._ranks.is_sharded and not self._division.is_sum:
+            factor = 1 / sum(share for _, share in self._losses)  # a mean over this rank's own
         self.result = Result(
             tuple(self._losses),
             factor,
@@ -362,14 +439,18 @@ class StepAttempts(Attempts):
             num_ooms=self._recovery.num_ooms - self._recovery.num_ooms_before,
             grad_norm=self._step() if is_whole else None,
         )
-        if not is_whole:
+        if is_whole:
+            self.signs.after(self.result.losses, factor, self.result.grad_norm)
+        else:
             self._rollback.pause()
         self._ranks.end()
         return self.result
 
     def _step(self) -> torch.Tensor | None:
         try:
+            self.signs.before_update()
             norm = self.update()
+            self.signs.after_update()
         except BaseException:
             self._give_up()
             raise
@@ -413,6 +494,12 @@ class StepAttempts(Attempts):
             )
         if not self.is_begun:
             return None
+        if self._ranks.is_sharded:
+            raise UsageError(
+                "a Stepper of a sharded model has no state to save while it accumulates",
+                because="its gradients are shards, of as many ranks as there are now",
+                attempt="saving after an optimizer step, or after flush()",
+            )
         parameters = self._rollback.own_parameters()
         return {
             **asdict(self._so_far),

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from oomph.planning.changes import Effort
     from oomph.records.check import Checks
     from oomph.records.plan import PlanOptions, Plans, Preference, Stability
     from oomph.records.script import Script
@@ -41,8 +42,8 @@ def plan(
     """Return the training variants of a workload that fit on a GPU, best first, with their costs.
 
     Every plan keeps your batch size: micro-batch x accumulation x GPUs stays the same. More than
-    `gpus_per_node` GPUs are several machines. A trick that
-    changes training is considered only if `allow` names it; `forbid` names tricks to leave out.
+    `gpus_per_node` GPUs are several machines. A trick that changes training is considered only if
+    `allow` names it; `forbid` names tricks to leave out.
     `target_memory` is the share of the GPU that may be used. `host_memory` limits what offload may
     take of the host (default: what is free, for a GPU of this machine). `say` gets the progress.
     `checks` is the result of oomph.check, or its file: what it proved about a trick replaces what
@@ -52,8 +53,7 @@ def plan(
     After `time_limit` (seconds, or "60s") the best plan so far is taken; `cut` has what is left.
 
     A script (its path, or a Script with its arguments) is rehearsed unchanged, in a sandbox;
-    `unprotected` runs it even if no sandbox is possible, `fresh` rehearses it again instead of
-    using earlier rehearsals.
+    `unprotected` runs it even if no sandbox is possible, `fresh` uses no earlier rehearsals.
     """
     from oomph.records.plan import PlanOptions
     from oomph.records.workload import check_keeps, check_lora
@@ -96,10 +96,11 @@ def plan_with_options(
     host_memory: int | str | None = None,
     say: Say | None = None,
     draws: bool = False,
+    effort: Effort = "edits",
     unprotected: bool = False,
     fresh: bool = False,
 ) -> Plans:
-    """Return the plans, with the timelines of their memory if they will be drawn."""
+    """Return the plans, with timelines if drawn; a script's with what `effort` finds to change."""
     from oomph.planning import plans
     from oomph.planning.predictions import refuse_keeps, what_to_train
     from oomph.progress import silent
@@ -111,8 +112,8 @@ def plan_with_options(
     trained = what_to_train(workload)
     if isinstance(trained, Script):
         refuse_keeps(options.keeps)
-        ways = {"is_unprotected": unprotected, "is_fresh": fresh}
-        return plans.plan_script(trained, options, target, tell, draws=draws, **ways)
+        ways = {"draws": draws, "is_unprotected": unprotected, "is_fresh": fresh}
+        return plans.plan_script(trained, options, target, tell, effort=effort, **ways)
     name = workload if isinstance(workload, str) else "workload"
     return plans.plan_workload(trained, name, options, target, tell, draws=draws)
 
@@ -122,8 +123,6 @@ def checked_tricks(checks: Checks | Path | str | None) -> Mapping[str, Stability
     from oomph.records.check import Checks, stability_of_check
     from oomph.records.stored import from_json_file
 
-    if checks is None:
-        return {}
-    if not isinstance(checks, Checks):
+    if checks is not None and not isinstance(checks, Checks):
         checks = from_json_file(Checks, checks, what="check")
-    return stability_of_check(checks)
+    return {} if checks is None else stability_of_check(checks)

@@ -36,6 +36,9 @@ def predict(
     measured_checkpointing: str | None = None,
     num_gpus: int = 1,
     sharding: str | None = None,
+    tensor_parallel: int = 1,
+    gpus_per_node: int = 8,
+    link: str | None = None,
     keeps: Keeps | None = None,
     unprotected: bool = False,
     fresh: bool = False,
@@ -49,23 +52,21 @@ def predict(
     is trained, and a child process rehearses. `say` is called when something takes seconds.
 
     `precision` defaults to the script's own, and to "fp32" for a workload. `checkpointing` is
-    "none", "blocks" (every block is recomputed), "every-2" (every second), "blocks:0,3" (the first
-    and the fourth) or "selective" (what is cheap to recompute). `optimizer` is "as-is"; the user's
-    own as "fused", "foreach" or "for-loop", or with state in "8-bit"; or another one: "adafactor",
-    "sgd", "muon".
+    "none", "blocks" (all), "every-2", "blocks:0,3" (the first and the fourth) or "selective" (what
+    is cheap to recompute). `optimizer` is "as-is"; the user's own as "fused", "foreach" or
+    "for-loop", or with state in "8-bit"; or another one: "adafactor", "sgd", "muon".
 
     `attention="sdpa"` replaces eager attention by torch's fused one, `loss="chunked"` computes a
     language model's loss in pieces, `optimizer_in_backward` applies and frees each gradient at
     once, `offload` moves "activations" or the "optimizer" to the host, or with "zero" the optimizer
     and the fp32 weights. `adapters` trains "lora" or "qlora" instead of the whole model, of
     `lora_rank` (16) on the blocks' linear layers or, with `lora_targets="attention"`, on those of
-    attention. `channels_last` stores images so. `keeps="outputs"` is for a loop that keeps `outputs
-    = model(...)` until the next step, "nothing" for others; by default as the workload says.
+    attention. `keeps="outputs"`: your loop keeps `outputs = model(...)` until the next step.
 
-    On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (all divide
-    the model and its optimizer) or "hybrid" (groups do); micro-batch and memory are per GPU.
-
-    The predicted time is scaled to `measured_step_s`, which was measured at `measured_` settings.
+    On several GPUs, `sharding` is "ddp" (the default), "fsdp" (all divide the model and its
+    optimizer) or "hybrid" (groups do); micro-batch and memory are per GPU. With `tensor_parallel=8`
+    8 GPUs share each layer. `link` joins machines of `gpus_per_node`: "infiniband-400". Times are
+    scaled to `measured_step_s`, the time of a step on that GPU at the `measured_` settings.
     """
     from dataclasses import replace
 
@@ -83,10 +84,10 @@ def predict(
     from oomph.records.workload import (
         Variant,
         check_checkpointing,
+        check_grid,
         check_keeps,
         check_lora,
         check_optimizer,
-        check_sharding,
     )
     from oomph.rehearsing.traces import Request
     from oomph.sensing.target import find_target
@@ -95,7 +96,7 @@ def predict(
     draw_in_notebooks()
     offload = (offload,) if isinstance(offload, str) else tuple(offload)
     check_tricks(attention, loss, adapters, offload, (lora_rank, lora_targets))
-    target = find_target(gpu, gpu_memory)
+    target = find_target(gpu, gpu_memory).joined_by(link)
     tricks = Variant(
         micro_batch=1,
         precision=precision or "fp32",
@@ -110,8 +111,7 @@ def predict(
         adapters=adapters,
         **check_lora(lora_rank, lora_targets),
         channels_last=channels_last,
-        num_gpus=num_gpus,
-        sharding=check_sharding(sharding, num_gpus),
+        **check_grid(sharding, num_gpus, gpus_per_node, tensor_parallel),
     )
     request = Request(tricks=tricks, micro_batch=micro_batch, keeps=check_keeps(keeps))
     like = replace(

@@ -32,6 +32,7 @@ from oomph.rehearsing import fault
 from oomph.rehearsing.child import HandOver, in_a_group
 from oomph.rehearsing.fault import STAND_IN, count_as_users, in_words, line_of, users_line
 from oomph.rehearsing.script.answers import Rehearsed, mark_repeatable
+from oomph.rehearsing.script.edited import read_instead
 
 if TYPE_CHECKING:
     from oomph.rehearsing.script.recorder import Inventions
@@ -59,6 +60,7 @@ def _run_here(
 ) -> Rehearsed:
     """Run a script in this process, which stays patched. Answers by `hand_over` or returns."""
     start_as_python_does(script)
+    read_instead(script.edited)
     output = LastOutput(sys.stderr)
     stream: Any = output
     sys.stdout = sys.stderr = stream
