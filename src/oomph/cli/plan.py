@@ -288,8 +288,14 @@ def _print(plans: Plans, options: argparse.Namespace, trained: str | Script) -> 
 
 def _next(plans: Plans, options: argparse.Namespace, trained: str | Script) -> list[str]:
     """Return the commands or the code that come after this answer."""
+    from oomph.records.script import Script
+
     if plans.best is None:
         return _next_of_none(plans, options)
+    if options.o and plans.best.gpus > 1 and isinstance(trained, Script):
+        words = ["-m", trained.module, "--"] if trained.module else ["--", trained.path or ""]
+        launch = shlex.join(["oomph", "launch", options.o, *words, *options.of_script])
+        return [f"{launch}  # on {plans.best.gpus} GPUs, with the changes that --diff shows"]
     if options.o:
         stepper = f"oomph.Stepper(model, optimizer, loss, plan=oomph.load_plan({options.o!r}))"
         return [f"{stepper}  # in your training loop"]
