@@ -229,7 +229,7 @@ def as_call(name: str, found: Callable[..., object]) -> str:
 
 
 def as_code(code: str, docstring: str) -> str:
-    fenced = f"```python\n{code}\n```\n\n" if code else ""
+    fenced = f"```text\n{code}\n```\n\n" if code else ""
     return f"{fenced}```text\n{docstring}\n```"
 
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -406,14 +407,15 @@ def test_a_changed_file_is_rehearsed_anew(
 def test_progress_is_shown_on_a_terminal_and_nowhere_else(train: str) -> None:
     question = [sys.executable, "-m", "oomph", "plan", train, *TIGHT]
     piped = subprocess.run(question, capture_output=True, text=True, check=True)
-    assert piped.stderr == ""
+    beats = piped.stderr.splitlines()  # none, unless the machine is slow
+    assert all(re.fullmatch(r"oomph: [\w ]+ s: .*", line) for line in beats)
     ours, theirs = pty.openpty()
     with subprocess.Popen(question, stdout=subprocess.PIPE, stderr=theirs) as running:
         os.close(theirs)
         shown = _read_all(ours)
         assert running.stdout is not None
         printed = running.stdout.read().decode()
-    assert b"\r\x1b[Kcomparing" in shown
+    assert re.search(rb"\r\x1b\[K[^\r]* s: comparing", shown)
     assert shown.endswith(b"\r\x1b[K")  # and nothing of it stays
     assert printed == piped.stdout
 
