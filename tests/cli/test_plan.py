@@ -432,7 +432,7 @@ def test_an_error_begins_on_a_line_of_its_own_and_nothing_of_the_progress_stays(
         shown = _read_all(ours)
     assert running.returncode == 2
     progress, _, error = shown.partition(b"oomph: ")
-    assert b"\r\x1b[Klooking at the model" in progress
+    assert re.search(rb"\r\x1b\[K[^\r]* s: looking at the model", progress)
     assert progress.endswith(b"\r\x1b[K")
     assert b"no_such" in error
     assert b"\x1b[K" not in error
