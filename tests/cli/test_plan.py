@@ -90,7 +90,7 @@ def test_what_a_gpus_name_leaves_open_is_said_before_all_else_that_is_good_to_kn
     told: Any,
 ) -> None:
     (said,) = (line for line in told("--gpu", "v100").splitlines() if "taken as" in line)
-    assert said.startswith("- V100 comes with 16 and 32 GB")
+    assert said.startswith("  assumed: V100 comes with 16 and 32 GB")
     assert not any("taken as" in line for line in told(*ROOMY).splitlines())
 
 

@@ -32,7 +32,6 @@ from oomph.showing.terminal import (
     glyphs_for,
     lines,
     new_console,
-    print_command,
     print_line,
     print_prose,
     print_table,
@@ -64,8 +63,8 @@ _IN_WORDS = {
 }
 
 
-def print_plans(plans: Plans, *, explains: bool = False, then: Sequence[str] = ()) -> None:
-    """Print the answer; with why tricks were not considered if it `explains`; `then` is next."""
+def print_plans(plans: Plans, *, explains: bool = False) -> None:
+    """Print the answer; with why tricks were not considered if it `explains`."""
     console = new_console()
     _print_as_is(console, plans)
     if plans.best is None:
@@ -88,8 +87,6 @@ def print_plans(plans: Plans, *, explains: bool = False, then: Sequence[str] = (
         print_seen(console, plans.seen)
     if plans.cut is not None:
         print_prose(console, _cut_in_words(plans.cut), "yellow")
-    for command in then:
-        print_command(console, command)
 
 
 def _print_as_is(console: Console, plans: Plans) -> None:
