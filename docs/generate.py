@@ -186,6 +186,53 @@ def bars() -> str:
     return "\n".join(coverage(published_residuals()))
 
 
+_RECORDS = ("plan.Plans", "plan.Plan", "prediction.Prediction", "report.Report", "run.Run")
+
+
+def api() -> str:
+    """Every public name with its signature and its docstring, then what the verbs return."""
+    import importlib
+    import inspect
+
+    import oomph
+
+    shown: list[str] = []
+    for name in oomph.__all__:
+        found = getattr(oomph, name)
+        if name.startswith("__") or name.endswith("utilization"):  # the American spelling
+            continue
+        call = "" if inspect.ismodule(found) else as_call(f"oomph.{name}", found)
+        shown += [f"## oomph.{name}", as_code(call, inspect.getdoc(found) or "")]
+    shown.append("## What they return")
+    for place in _RECORDS:
+        module, name = place.split(".")
+        record = getattr(importlib.import_module(f"oomph.records.{module}"), name)
+        fields = [f"{each}: {kind}" for each, kind in inspect.get_annotations(record).items()]
+        shown += [f"### {name}", as_code("\n".join(fields), inspect.getdoc(record) or "")]
+    return "\n\n".join(shown)
+
+
+def as_call(name: str, found: Callable[..., object]) -> str:
+    """A call with a parameter on each line, without its annotations."""
+    import inspect
+
+    try:
+        signature = inspect.signature(found)
+    except ValueError:
+        return name
+    bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    text = str(inspect.Signature(bare))
+    if len(name) + len(text) <= 90:
+        return f"{name}{text}"
+    lines = text[1:-1].replace(", ", ",\n    ")
+    return f"{name}(\n    {lines},\n)"
+
+
+def as_code(code: str, docstring: str) -> str:
+    fenced = f"```text\n{code}\n```\n\n" if code else ""
+    return f"{fenced}```text\n{docstring}\n```"
+
+
 def diffs() -> str:
     """The results of `python -m accuracy.diffs --keep`; tests/test_diffs.py makes them again."""
     from accuracy.diffs import kept, table
@@ -196,6 +243,7 @@ def diffs() -> str:
 GENERATED: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"line": the_line},
     "docs/architecture.md": {"rooms": rooms},
+    "docs/api.md": {"api": api},
     "docs/cli.md": {"help": cli_help},
     "docs/predicting.md": {"predict": prediction, "bars": bars},
     "docs/reading-gpus.md": {"gpus": gpus_table},

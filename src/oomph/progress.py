@@ -60,6 +60,7 @@ class Progress:
     ) -> None:
         self._is_over.set()
         self._thread.join()
+        self._receive()
         _shown.remove(self)
         for end in {self._reading, self._writing} - {-1}:
             os.close(end)
@@ -133,7 +134,7 @@ class Progress:
                 if line.startswith(_DETAIL):
                     self._detail = line.removeprefix(_DETAIL)
                 else:
-                    self._what, self._detail = line, ""
+                    self(line)
 
 
 class Relay:

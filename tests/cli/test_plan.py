@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def test_what_a_gpus_name_leaves_open_is_said_before_all_else_that_is_good_to_kn
     told: Any,
 ) -> None:
     (said,) = (line for line in told("--gpu", "v100").splitlines() if "taken as" in line)
-    assert said.startswith("- V100 comes with 16 and 32 GB")
+    assert said.startswith("  assumed: V100 comes with 16 and 32 GB")
     assert not any("taken as" in line for line in told(*ROOMY).splitlines())
 
 
@@ -406,14 +407,15 @@ def test_a_changed_file_is_rehearsed_anew(
 def test_progress_is_shown_on_a_terminal_and_nowhere_else(train: str) -> None:
     question = [sys.executable, "-m", "oomph", "plan", train, *TIGHT]
     piped = subprocess.run(question, capture_output=True, text=True, check=True)
-    assert piped.stderr == ""
+    beats = piped.stderr.splitlines()  # none, unless the machine is slow
+    assert all(re.fullmatch(r"oomph: [\w ]+ s: .*", line) for line in beats)
     ours, theirs = pty.openpty()
     with subprocess.Popen(question, stdout=subprocess.PIPE, stderr=theirs) as running:
         os.close(theirs)
         shown = _read_all(ours)
         assert running.stdout is not None
         printed = running.stdout.read().decode()
-    assert b"\r\x1b[Kcomparing" in shown
+    assert re.search(rb"\r\x1b\[K[^\r]* s: comparing", shown)
     assert shown.endswith(b"\r\x1b[K")  # and nothing of it stays
     assert printed == piped.stdout
 
@@ -430,7 +432,7 @@ def test_an_error_begins_on_a_line_of_its_own_and_nothing_of_the_progress_stays(
         shown = _read_all(ours)
     assert running.returncode == 2
     progress, _, error = shown.partition(b"oomph: ")
-    assert b"\r\x1b[Klooking at the model" in progress
+    assert re.search(rb"\r\x1b\[K[^\r]* s: looking at the model", progress)
     assert progress.endswith(b"\r\x1b[K")
     assert b"no_such" in error
     assert b"\x1b[K" not in error

@@ -67,7 +67,7 @@ def test_the_recommended_plan_is_the_1_00_x_of_the_others(
     rows = [line for line in said.splitlines() if "GiB  " in line and " x" in line]
     assert [row.split()[-2] for row in rows] == ["1.00", "0.50"]
     assert "time: the recommended plan is 1.00 x." in said
-    assert "With 2 GPUs (ddp): a step takes 0.25 s, 2.0 x as fast as on 1." in said
+    assert "With 2 GPUs (ddp): a step takes 250 ms, 2.0 x as fast as on 1." in said
 
 
 @pytest.mark.usefixtures("wide")
@@ -123,7 +123,7 @@ def test_where_nothing_fits_the_nearest_is_named_with_and_without_consent(
     )
     print_plans(plans_of(plans=(), shortfall=short, offers=(too_much,)))
     said = capsys.readouterr().out
-    closest = "micro-batch 4 x 16, recompute blocks: 17.0 GiB of 16.0 GiB"
+    closest = "micro-batch 4 x 16, recompute all blocks: 17.0 GiB of 16.0 GiB"
     assert f"Nothing is certain to fit. Closest: {closest}." in said
     assert "It needs 1.0 GiB more" in said
     assert "The smallest GPU for it: rtx3090." in said

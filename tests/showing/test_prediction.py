@@ -101,7 +101,7 @@ def test_a_time_that_nobody_can_tell_is_left_out(capsys: pytest.CaptureFixture[s
         ({"adapters": "qlora"}, "fp32, qlora"),
         ({"expandable_segments": True}, "fp32, expandable-segments"),
         ({"channels_last": True}, "fp32, channels-last"),
-        ({"checkpointing": "blocks:0-3"}, "fp32, recompute 0-3"),
+        ({"checkpointing": "blocks:0-3"}, "fp32, recompute 4 blocks"),
         ({"optimizer": "foreach"}, "fp32, foreach-optimizer"),
     ],
 )

@@ -42,7 +42,7 @@ _COMMANDS = {
     "gpus": "list the GPUs of this machine, and who uses them",
     "calibrate": "measure the GPUs of this machine once, for better predictions",
 }
-_LINUX_ONLY = {"watch", "run", "verify", "check", "serve", "calibrate"}
+_LINUX_ONLY = {"launch", "watch", "run", "verify", "check", "serve", "calibrate"}
 _SHELLS = ("bash", "zsh", "fish")
 _EXIT_CODES = """\
 exit codes:

@@ -22,7 +22,7 @@ first. Put the script and its arguments after --."""
 
 EXAMPLES = """\
 examples:
-  oomph plan train.py --gpu a100-80gb --gpus 4 -o plan.json
+  oomph plan train.py --gpu a100-80gb --max-gpus 4 -o plan.json
   oomph launch plan.json -- train.py --epochs 3
   oomph launch --nproc 4 -- train.py --epochs 3
   oomph launch --nproc 2 --gpus 0,3 -- train.py

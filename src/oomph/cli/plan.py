@@ -156,7 +156,6 @@ def run(options: argparse.Namespace) -> int:
     from oomph.records.workload import check_lora
     from oomph.units import seconds_of
     from oomph.verbs.plan import checked_tricks, plan_with_options
-    from oomph.verbs.planned import code_of, save_plan
 
     trained = what_to_train(options)
     budget = budget_of(options.tokens, options.price)
@@ -195,21 +194,14 @@ def run(options: argparse.Namespace) -> int:
     # First, so that an error in writing files does not lose the answer.
     _print(plans, options, trained, budget)
     if plans.changes is not None and options.diff and not isinstance(trained, str):
-        _print_changes(plans.changes, options.of_script, trained)
-    written: list[str | None] = []
-    if options.o and plans.best is not None:
-        save_plan(plans.best, options.o)
-        written.append(options.o)
-    if options.html:
-        from oomph.showing.plan import write_plan_page
-
-        code = [code_of(plan) for plan in plans]
-        write_plan_page(plans, plans.timelines, code, options.html)
-        written.append(options.html)
+        _print_changes(plans.changes, options.of_script)
+    written = _write(plans, options)
     if not (options.json or options.export):
-        from oomph.showing.terminal import print_written
+        from oomph.showing.terminal import new_console, print_command, print_written
 
         print_written(written)
+        for command in _next(plans, options, trained):
+            print_command(new_console(), command)
     patched = plans.changes.patched if plans.changes is not None else None
     if options.verify and plans.changes is not None and patched is not None:
         return _exit_code_of_patch(patched, is_whole=plans.changes.is_whole)
@@ -286,15 +278,27 @@ def _check_diff(options: argparse.Namespace, trained: str | Script) -> None:
         )
 
 
-def _print_changes(changes: ScriptChanges, given: Sequence[str], trained: Script) -> None:
+def _print_changes(changes: ScriptChanges, given: Sequence[str]) -> None:
     from oomph.showing.script import print_changes
 
     print_changes(changes, given)
-    from oomph.showing.terminal import new_console, print_command
 
-    words = ["python", *(["-m", trained.module] if trained.module else [trained.path or ""])]
-    command = shlex.join([*words, *changes.arguments])
-    print_command(new_console(), f"oomph watch --for 1-epoch -- {command}  # after the change")
+
+def _write(plans: Plans, options: argparse.Namespace) -> list[str]:
+    """Write the files that were asked for, and return which."""
+    from oomph.verbs.planned import code_of, save_plan
+
+    written = []
+    if options.o and plans.best is not None:
+        save_plan(plans.best, options.o)
+        written.append(options.o)
+    if options.html:
+        from oomph.showing.plan import write_plan_page
+
+        code = [code_of(plan) for plan in plans]
+        write_plan_page(plans, plans.timelines, code, options.html)
+        written.append(options.html)
+    return written
 
 
 def _print(
@@ -315,21 +319,28 @@ def _print(
     else:
         from oomph.showing.plan import print_plans
 
-        then = _next(plans, options, trained)
-        print_plans(plans, explains=options.explain, then=then, budget=budget)
+        print_plans(plans, explains=options.explain, budget=budget)
 
 
 def _next(plans: Plans, options: argparse.Namespace, trained: str | Script) -> list[str]:
     """Return the commands or the code that come after this answer."""
+    from oomph.records.script import Script
+
     if plans.best is None:
         return _next_of_none(plans, options)
+    if options.o and plans.best.gpus > 1 and isinstance(trained, Script):
+        words = ["-m", trained.module, "--"] if trained.module else ["--", trained.path or ""]
+        launch = shlex.join(["oomph", "launch", options.o, *words, *options.of_script])
+        return [f"{launch}  # on {plans.best.gpus} GPUs, with the changes that --diff shows"]
     if options.o:
         stepper = f"oomph.Stepper(model, optimizer, loss, plan=oomph.load_plan({options.o!r}))"
         return [f"{stepper}  # in your training loop"]
     if isinstance(trained, str):
         return [f"{with_more(options, '-o', 'plan.json')}  # to train with oomph.Stepper"]
-    if options.diff:
-        return []  # after the diff
+    if options.diff and plans.changes is not None and isinstance(trained, Script):
+        words = ["python", *(["-m", trained.module] if trained.module else [trained.path or ""])]
+        command = shlex.join([*words, *plans.changes.arguments])
+        return [f"oomph watch --for 1-epoch -- {command}  # after the change"]
     return [f"{with_more(options, '--diff')}  # what to change in your script"]
 
 

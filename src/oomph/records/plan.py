@@ -71,7 +71,15 @@ class MicroBatchLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One variant that keeps the batch size, and what it costs."""
+    """One variant that keeps the batch size, and what it costs.
+
+    plan = oomph.plan("train.py:workload", gpu="rtx4090").best
+    plan.micro_batch, plan.accumulate, plan.precision    # how to train
+    plan.prediction.device_bytes, plan.stability         # at which cost
+    [trick.code for trick in plan.tricks]                # as lines of Python
+    plan.save("plan.json"); plan.to_hf(); plan.to_torchrun("train.py").shell
+    oomph.Stepper(model, optimizer, loss, plan=plan)     # trains by it
+    """
 
     gpu: str
     workload: str
@@ -202,7 +210,12 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plans:
-    """The plans that fit, the recommended one first, and why others were rejected."""
+    """The plans that fit, the recommended one first, and why others were rejected.
+
+    plans = oomph.plan("train.py:workload", gpu="rtx4090")
+    plans.best is None            # nothing that is allowed fits: see plans.shortfall, plans.offers
+    for plan in plans: print(plan)
+    """
 
     workload: str
     gpu: str

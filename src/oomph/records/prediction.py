@@ -39,7 +39,13 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a training step will take on a GPU."""
+    """What a training step will take on a GPU.
+
+    prediction = oomph.predict("train.py:workload", gpu="rtx4090", precision="bf16")
+    prediction.fits                                       # "yes", "no" or "uncertain"
+    prediction.low_bytes, prediction.device_bytes, prediction.high_bytes
+    prediction.by_category["activations"], prediction.by_module, prediction.peak_at
+    """
 
     gpu: str
     variant: Variant

@@ -162,7 +162,11 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """All that is known of a run. A running or kill -9'ed run has no ending."""
+    """All that is known of a run. A running or kill -9'ed run has no ending.
+
+    report = oomph.report(oomph.runs()[0])    # of the newest; oomph.runs() lists summaries
+    report.verdict.sentence, report.findings  # what happened, and why its GPUs were not busy
+    """
 
     id: str
     command: tuple[str, ...]  # with `with oomph.watching()`, the script's own

@@ -80,13 +80,18 @@ _MADE_BY = {
 class Workload:
     """A model, a batch, a loss and an optimizer, each as a function that makes it.
 
-    workload = oomph.Workload(
-        model=lambda: BertForSequenceClassification(config),
-        batch=lambda n: {"input_ids": torch.zeros(n, 512, dtype=torch.long), "labels": ...},
-        loss=lambda model, batch: model(**batch).loss,
-        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-4),
-        batch_size=64,
-    )
+    >>> workload = Workload(
+    ...     model=lambda: BertForSequenceClassification(config),
+    ...     batch=lambda n: {"input_ids": torch.zeros(n, 512, dtype=torch.long), "labels": ...},
+    ...     loss=lambda model, batch: model(**batch).loss,
+    ...     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
+    ...     batch_size=64,
+    ... )
+    >>> workload.batch_size
+    64
+
+    oomph.predict(workload, gpu="rtx4090")   # does a step fit?
+    oomph.plan(workload, gpu="rtx4090")      # what makes it fit, with these 64 examples a step
     """
 
     model: Callable[[], Any]  # built on tensors without memory, so any size works

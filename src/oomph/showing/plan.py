@@ -32,7 +32,6 @@ from oomph.showing.terminal import (
     glyphs_for,
     lines,
     new_console,
-    print_command,
     print_line,
     print_prose,
     print_table,
@@ -65,14 +64,8 @@ _IN_WORDS = {
 }
 
 
-def print_plans(
-    plans: Plans,
-    *,
-    explains: bool = False,
-    then: Sequence[str] = (),
-    budget: Budget | None = None,
-) -> None:
-    """Print the answer; with why tricks were not considered if it `explains`; `then` is next."""
+def print_plans(plans: Plans, *, explains: bool = False, budget: Budget | None = None) -> None:
+    """Print the answer; with why tricks were not considered if it `explains`."""
     console = new_console()
     _print_as_is(console, plans)
     if plans.best is None:
@@ -85,7 +78,8 @@ def print_plans(
     if plans.best is not None:
         _print_tricks(console, plans.best)
     for caveat in plans.caveats:
-        print_prose(console, f"- {caveat}")
+        if caveat not in plans.as_is.notes:
+            print_prose(console, f"- {caveat}")
     if explains:
         _print_rejected(console, plans.rejected)
     _print_compared(console, plans, explains=explains)
@@ -95,8 +89,6 @@ def print_plans(
         print_seen(console, plans.seen)
     if plans.cut is not None:
         print_prose(console, _cut_in_words(plans.cut), "yellow")
-    for command in then:
-        print_command(console, command)
 
 
 def _print_as_is(console: Console, plans: Plans) -> None:
@@ -105,6 +97,8 @@ def _print_as_is(console: Console, plans: Plans) -> None:
     verdict, style = FITS[plans.fits_as_is]
     on = f"{plans.workload} {verdict} as it is on {plans.gpu}"
     print_prose(console, f"{on}: {_batch(plans)} needs {needs}{_room(plans)}", style)
+    for note in as_is.notes:  # here, because the figures rest on it: which of two sizes a GPU has
+        print_prose(console, f"assumed: {note}", "dim", indent=2)
 
 
 def _is_batch_known(plans: Plans) -> bool:

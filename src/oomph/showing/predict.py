@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from oomph.records.bill import Budget, bill_of
 from oomph.records.prediction import Prediction
-from oomph.records.workload import Variant, recomputed_blocks
+from oomph.records.workload import Variant, listed_blocks, recomputed_blocks
 from oomph.showing.terminal import (
     glyphs_for,
     new_console,
@@ -49,6 +49,8 @@ def print_prediction(
     """Print the prediction; with the sources of its error bar if it `explains`; `then` is next."""
     console = console or new_console()
     print_prose(console, _verdict(prediction), FITS[prediction.fits][1])
+    for note in prediction.notes:
+        print_prose(console, f"assumed: {note}", "dim", indent=2)
     if prediction.doubt:
         print_prose(console, f"Do not trust this: {prediction.doubt}", "bold red")
     print_prose(console, _figures(prediction))
@@ -69,8 +71,6 @@ def print_prediction(
         _print_unknowns(console, prediction)
     elif prediction.unknowns:
         print_prose(console, _error_bar(prediction), "dim")
-    for note in prediction.notes:
-        print_prose(console, f"assumed: {note}", "dim")
     if prediction.seen is not None:
         from oomph.showing.script import print_seen
 
@@ -133,23 +133,21 @@ def named_tricks(names: Iterable[str], variant: Variant, num_blocks: int = 0) ->
 def _recomputed(checkpointing: str, num_blocks: int) -> str:
     """Return which blocks are recomputed.
 
-    >>> _recomputed("blocks", 3), _recomputed("blocks", 0), _recomputed("blocks:0,2", 3)
+    >>> _recomputed("blocks", 3), _recomputed("blocks", 0), _recomputed("blocks:0-1", 3)
     ('recompute 3 of 3 blocks', 'recompute all blocks', 'recompute 2 of 3 blocks')
     >>> _recomputed("every-2", 0), _recomputed("selective", 3), _recomputed("blocks:1", 0)
     ('recompute 1 block in 2', 'recompute what is cheap', 'recompute 1 block')
     """
     if checkpointing == "selective":
         return "recompute what is cheap"
+    listed = len(listed_blocks(checkpointing) or ())
     if num_blocks and checkpointing != "none":
-        is_listed = checkpointing.startswith("blocks:")
-        num = checkpointing.count(",") + 1
-        num = num if is_listed else len(recomputed_blocks(checkpointing, num_blocks))
+        num = listed or len(recomputed_blocks(checkpointing, num_blocks))
         return f"recompute {num} of {num_blocks} blocks"
     if checkpointing.startswith("every-"):
         return f"recompute 1 block in {checkpointing.removeprefix('every-')}"
-    if checkpointing.startswith("blocks:"):
-        num = checkpointing.count(",") + 1
-        return f"recompute {num} block{'s' * (num > 1)}"
+    if listed:
+        return f"recompute {listed} block{'s' * (listed > 1)}"
     return "recompute all blocks"
 
 

@@ -49,6 +49,11 @@ _FORMAT = 2  # version of the state_dict layout
 class Stepper:
     """Trains one batch at a time, in as many pieces as memory requires.
 
+    >>> model = nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> step = Stepper(model, optimizer, lambda model, batch: model(batch).square().mean())
+    >>> loss = step(torch.ones(8, 4))  # one optimizer step for the whole batch of 8
+
     model: plain, in DistributedDataParallel or sharded by FSDP2, compiled or not. On several ranks,
         each gets its part of a batch, and all step or all raise.
     loss: (model, batch) -> a scalar, as in a Workload; without one, use `micro`.
