@@ -15,6 +15,7 @@ from oomph.explaining.holdings import (
     live_at,
     peak_of,
 )
+from oomph.explaining.picture import picture_of
 from oomph.explaining.what_if import Program, settings_to_try
 from oomph.predicting.allocator_settings import AllocatorSettings, round_size
 from oomph.predicting.recorded import (
@@ -25,6 +26,7 @@ from oomph.predicting.recorded import (
 )
 from oomph.predicting.reproduction import Reproduction, reproduce
 from oomph.records.explanation import Explanation, Gate, Holder, Remedy, Share, Verdict
+from oomph.records.picture import Picture
 from oomph.records.recording_facts import RecordingFacts
 from oomph.records.snapshot import DeviceSnapshot, Snapshot
 from oomph.units import GIB, MIB, format_bytes, format_duration, format_ratio
@@ -52,16 +54,30 @@ def explain_snapshot(
     `gpu_bytes` is the memory of the GPU, which a snapshot does not have; `facts` are what
     `oomph.record` wrote beside it.
     """
+    return draw_snapshot(snapshot, source=source, gpu_bytes=gpu_bytes, facts=facts)[0]
+
+
+def draw_snapshot(
+    snapshot: Snapshot,
+    *,
+    source: str,
+    gpu_bytes: int | None = None,
+    facts: RecordingFacts | None = None,
+    draws: bool = False,
+) -> tuple[Explanation, Picture | None]:
+    """Explain a snapshot, and draw it if asked for; None: there is nothing to draw."""
     device = _decisive(snapshot)
     if device is None:
-        return Explanation(
+        explanation = Explanation(
             source=source,
             verdict="unknown",
             sentence="the snapshot is empty: nothing was allocated, or nothing was recorded",
             confidence="measured",
             record_better=_RECIPE,
         )
-    return _Case(snapshot, device, source, gpu_bytes, facts).explained()
+        return explanation, None
+    case = _Case(snapshot, device, source, gpu_bytes, facts)
+    return case.explained(), case.drawn() if draws else None
 
 
 def compare_snapshots(before: Snapshot, after: Snapshot, *, source: str) -> Explanation:
@@ -178,6 +194,18 @@ class _Case:
             caveats=tuple(self._caveats()),
             record_better=() if self._is_well_recorded() else _RECIPE,
             next_command=self._next(verdict),
+        )
+
+    def drawn(self) -> Picture:
+        return picture_of(
+            self.snapshot,
+            self.device,
+            self.allocations,
+            self.naming,
+            at=self.at,
+            live=self.live,
+            budget_bytes=self.moment.budget_bytes,
+            requested_bytes=self.moment.requested_bytes,
         )
 
     def _moment(self) -> _Moment:
