@@ -30,7 +30,7 @@ snapshot = load(sys.argv[1])
 (device,) = snapshot.devices
 events = device.events()
 allocations = allocations_of(events, device.segments)
-assert holders_of(live_at(allocations, peak_of(allocations)), Naming(snapshot, device))
+assert holders_of(live_at(allocations, peak_of(allocations, len(events))), Naming(snapshot, device))
 settings = recorded_settings(snapshot.settings, device.segments)
 found = reproduce(device.segments, events, settings)
 assert found.is_exact and found.num_exact_allocs == found.num_allocs, found

@@ -165,7 +165,7 @@ class _Case:
         self.naming = Naming(snapshot, device)
         self.allocations = allocations_of(self.events, device.segments)
         self.oom_at = _last_oom(device)
-        peak = peak_of(self.allocations)
+        peak = peak_of(self.allocations, len(self.events))
         self.at = peak if self.oom_at is None else self.oom_at - 1
         self.live = live_at(self.allocations, self.at)
         self.moment = self._moment()
