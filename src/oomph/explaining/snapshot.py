@@ -32,6 +32,8 @@ from oomph.records.snapshot import DeviceSnapshot, Snapshot
 from oomph.units import GIB, MIB, format_bytes, format_duration, format_ratio
 
 _SOME_RATIO = 0.05  # of what is live: less is not worth a line of its own
+# Judgement, as for messages: what a CUDA context, NCCL and cuBLAS may take outside PyTorch.
+_CONTEXT_BYTES = 1 * GIB
 _GAIN_RATIO = 0.01  # a change of the program that saves less is not shown
 _BATCHES = (0.9, 0.75, 0.5, 0.25)
 # They can write over their input (torch.nn.functional, `inplace=True`).
@@ -260,25 +262,43 @@ class _Case:
         if self.growth and sum(one.grown_bytes for one in self.growth) >= max(missing, asked // 2):
             return self._grew(facts)
         if missing > 0:
-            gaps = moment.reserved_bytes - live
-            facts.append(
-                f"{format_bytes(missing)} were missing: gaps of {format_bytes(gaps)} and"
-                f" {format_bytes(moment.free_bytes or 0)} free do not hold the request"
-            )
-            return "capacity", f"too much at once: {format_bytes(asked)} more were requested", facts
+            return self._full(missing, facts)
         if moment.pools_bytes > moment.reserved_bytes // 2:
             facts.append(f"private pools held {format_bytes(moment.pools_bytes)}")
             return "graphs", "private pools (CUDA graphs) held the memory", facts
-        pieces = format_bytes(budget - live)
+        if remedies and remedies[0].helps:  # as it was, with all that was free
+            facts.append("a memory fraction refused it, or the driver: the replay finds room")
+            free = format_bytes(moment.free_bytes or 0)
+            return "limit", f"{format_bytes(asked)} were refused with {free} free on the GPU", facts
+        return self._in_pieces(format_bytes(budget - live), remedies, facts)
+
+    def _full(self, missing: int, facts: list[str]) -> tuple[Verdict, str, list[str]]:
+        moment, budget = self.moment, self.moment.budget_bytes or 0
+        gaps = moment.reserved_bytes - moment.rounded_bytes
+        facts.append(
+            f"{format_bytes(missing)} were missing: gaps of {format_bytes(gaps)} and"
+            f" {format_bytes(moment.free_bytes or 0)} free do not hold the request"
+        )
+        outside = (self.gpu_bytes or budget) - budget
+        if outside - _CONTEXT_BYTES >= missing:
+            text = f"{format_bytes(outside)} of this GPU were not PyTorch's"
+            facts.append("other processes, or libraries outside PyTorch's allocator")
+            return "outside", f"{text}; {format_bytes(missing)} were missing", facts
+        asked = format_bytes(moment.requested_bytes or 0)
+        return "capacity", f"too much at once: {asked} more were requested", facts
+
+    def _in_pieces(
+        self, pieces: str, remedies: Sequence[Remedy], facts: list[str]
+    ) -> tuple[Verdict, str, list[str]]:
+        asked = format_bytes(self.moment.requested_bytes or 0)
         helps = [one.name for one in remedies if one.helps and one.source == "replay"]
         if helps or not remedies:
             if helps:
                 facts.append(f"with {helps[0]} the replay passes with the same memory")
-            text = f"fragmentation: {format_bytes(asked)} were requested, and {pieces} were there"
-            return "fragmentation", f"{text} in pieces", facts
+            text = f"fragmentation: {asked} were requested, and {pieces} were there in pieces"
+            return "fragmentation", text, facts
         facts.append(f"{pieces} were left in pieces, and no setting of the allocator joins them")
-        text = f"too much at once: {format_bytes(asked)} more were requested of a GPU that was full"
-        return "capacity", text, facts
+        return "capacity", f"too much at once: {asked} more were requested of a full GPU", facts
 
     def _grew(self, facts: list[str]) -> tuple[Verdict, str, list[str]]:
         top = self.growth[0]
@@ -365,7 +385,8 @@ class _Case:
         if budget is not None:
             helps = program.passes(budget, settings).ran_out_at is None
         if replayed.num_retries:
-            retries = f"{replayed.num_retries} times the cache is released"
+            times = "once" if replayed.num_retries == 1 else f"{replayed.num_retries} times"
+            retries = f"the cache is released {times}"
             cost = f"{cost}; {retries}" if cost else retries
         return Remedy(
             name=name,
@@ -493,6 +514,8 @@ class _Case:
         script = self.script or "train.py"
         if verdict == "fragmentation" and not self.settings.expandable_segments:
             return f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python {script}"
+        if verdict == "outside":
+            return "oomph gpus"
         size = self.gpu_bytes or self.moment.budget_bytes
         if verdict in ("capacity", "request", "full", "fragmentation") and size is not None:
             return f"oomph plan {script} --gpu-memory {_typed(size)}"
