@@ -10,6 +10,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 PAGES = (
     "plan.html",
     "report.html",
+    "explain.html",
     "dashboard.html",
     "dashboard.js",
     "dashboard.css",

@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmarks import (
     agreeing,
     emulation,
+    explaining,
     jobs,
     live,
     plan_costs,
@@ -36,6 +37,7 @@ def main() -> None:
         plan_costs,
         scripts,
         emulation,
+        explaining,
         stepping,
         agreeing,
         jobs,

@@ -309,8 +309,8 @@ def test_it_starts_without_anything_heavy(code: str) -> None:
 SHARED_NAMES = {
     "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check",
     "checkpointing", "compare", "explain", "gpus", "hf", "launch", "lightning", "live", "loop",
-    "notebook", "plan", "planned", "precision", "predict", "prediction", "ranks", "recorder",
-    "reductions", "report", "run", "runs", "script", "serve", "sharding", "snapshot",
+    "notebook", "picture", "plan", "planned", "precision", "predict", "prediction", "ranks",
+    "recorder", "reductions", "report", "run", "runs", "script", "serve", "sharding", "snapshot",
     "stability", "tensors", "verify", "watch",
 }  # fmt: skip
 

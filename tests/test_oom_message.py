@@ -7,13 +7,15 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oom_texts import Written, written
 
 from oomph.oom_message import OomMessage, parse, printed_error_bytes
 from oomph.units import GIB, MIB
 
+# Machines that are busy make sentences slowly.
+patient = settings(suppress_health_check=[HealthCheck.too_slow])
 DATA = Path(os.environ.get("OOMPH_RECORDINGS", "../shared/data/recordings")).parent
 POSTED = DATA / "oom_messages.jsonl"
 
@@ -30,6 +32,7 @@ def assert_figures(message: OomMessage, expected: dict[str, int]) -> None:
         assert abs(found - size_bytes) <= 2 * printed_error_bytes(size_bytes) + 1, name
 
 
+@patient
 @given(written())
 def test_every_wording_gives_its_family_and_every_figure(one: Written) -> None:
     message = parse(f"RuntimeError: {one.text}")
@@ -38,6 +41,7 @@ def test_every_wording_gives_its_family_and_every_figure(one: Written) -> None:
     assert_figures(message, one.figures)
 
 
+@patient
 @given(written(), st.integers(7, 60))
 def test_lines_broken_anywhere_change_no_figure(one: Written, width: int) -> None:
     pieces = [one.text[at : at + width] for at in range(0, len(one.text), width)]
@@ -49,6 +53,7 @@ def test_lines_broken_anywhere_change_no_figure(one: Written, width: int) -> Non
         assert getattr(broken, name) == getattr(whole, name), name
 
 
+@patient
 @given(written(), st.integers(0, 400))
 def test_what_a_cut_message_still_says_is_never_wrong(one: Written, end: int) -> None:
     whole, cut = parse(one.text), parse(one.text[:end])

@@ -9,7 +9,7 @@ import { resolve } from "node:path";
 import { pathToFileURL } from "node:url";
 import * as esbuild from "esbuild";
 
-const PAGES = ["plan", "report"];
+const PAGES = ["plan", "report", "explain"];
 const SERVED = ["dashboard"];
 // `npm run build -- DIRECTORY` builds into another: a test compares it with what git has.
 const [, , elsewhere] = process.argv;

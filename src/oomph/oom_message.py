@@ -195,6 +195,8 @@ _FAMILIES: tuple[tuple[Family, Memory, str], ...] = (
         (
             r"Outofmemory:Kill(?:ed)?process|outofmemory:Killedprocess|oom-kill:constraint"
             r"|Detected\d+oom.kill|OOMKilled|invokedoom-killer"
+            # A shell and torchrun, of a process that got SIGKILL: mostly from the kernel.
+            r"|line\d+:\d+Killed|Signal9\(SIGKILL\)received|exitcode:-9\("
         ),
     ),
     ("cuda", "gpu", _REST_OF_ONE),

@@ -6,7 +6,7 @@ import tracemalloc
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oom_texts import Written, written
 
@@ -32,7 +32,7 @@ Traceback (most recent call last):
 
 
 @given(written(), st.integers(1, 4000))
-@settings(max_examples=40)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_a_message_is_found_wherever_the_stream_is_cut(one: Written, size: int) -> None:
     log = f"epoch 1\n{TRACEBACK}RuntimeError: {one.text}\nwandb: synced\n" * 2
     data = log.encode()

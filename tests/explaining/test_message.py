@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,6 +110,21 @@ def test_workers_without_shared_memory_get_more_of_it() -> None:
     )
     assert found.verdict == "shared-memory"
     assert remedies(found)["a larger /dev/shm"] is True
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("train.sh: line 3: 4711 Killed                  python train.py", "a process was killed"),
+        ("  exitcode  : -9 (pid: 4711)", "a process was killed"),
+        ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0", "the kernel killed"),
+        ("Memory cgroup out of memory: Killed process 12 (python)", "the kernel killed"),
+    ],
+)
+def test_a_process_that_was_killed_is_the_hosts_memory(text: str, sentence: str) -> None:
+    found = explained(f"step 7\n{text}\n")
+    assert found.verdict == "host"
+    assert found.sentence.startswith(sentence)
 
 
 def test_20_mib_is_the_size_of_a_segment_and_not_of_the_tensor() -> None:

@@ -116,6 +116,24 @@ def test_one_request_beyond_everything_is_named_as_such(tmp_path: Path) -> None:
     assert "90.0 GiB" in found.sentence
 
 
+def test_a_memory_fraction_is_a_limit_and_no_fragmentation(tmp_path: Path) -> None:
+    writer = Writer(AllocatorSettings(memory_fraction_ratio=0.5), free_bytes=1 * GIB)
+    writer.ask(300 * MIB)
+    with pytest.raises(OutOfMemory):
+        writer.ask(300 * MIB)
+    found = explained(tmp_path, writer.snapshot())
+    assert found.verdict == "limit"
+    assert found.sentence == "300.0 MiB were refused with 724.0 MiB free on the GPU"
+
+
+def test_what_others_held_is_told_where_the_gpu_is_known(tmp_path: Path) -> None:
+    found = explained(tmp_path, out_of_memory().snapshot(), gpu_bytes=8 * GIB)
+    assert found.verdict == "outside"
+    assert found.next_command == "oomph gpus"
+    near = explained(tmp_path, out_of_memory().snapshot(), gpu_bytes=1 * GIB)
+    assert near.verdict == "capacity"
+
+
 def test_a_leak_is_found_with_its_line_its_step_and_its_rate(tmp_path: Path) -> None:
     writer = training(steps=12, layers=4, free_bytes=700 * MIB, leak_bytes=24 * MIB)
     assert writer.trace[-1]["action"] == "oom"

@@ -19,6 +19,7 @@ examples:
   oomph explain train.log                     a log of any size; - reads standard input
   python train.py 2>&1 | oomph explain -
   oomph explain oom.pickle                    a memory snapshot of torch 2.0 or newer
+  oomph explain oom.pickle --html oom.html    with charts
   oomph explain before.pickle after.pickle    what grew from one to the other
   oomph explain                               the last run of oomph watch
   oomph explain 20261116-0612                 another run
@@ -44,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu-memory", metavar="SIZE", help="memory of the GPU, which a snapshot does not have"
     )
     parser.add_argument(
+        "--html", metavar="PAGE.HTML", help="of a snapshot: write a page with charts of it"
+    )
+    parser.add_argument(
         "--alloc-conf",
         metavar="SETTINGS",
         default="",
@@ -54,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from oomph.verbs.explain import explain
 
+    if options.html:
+        return _draw(options)
     what = sys.stdin.buffer if options.what == "-" else options.what
     found = explain(
         what, options.later, alloc_conf=options.alloc_conf, gpu_memory=options.gpu_memory
@@ -67,6 +73,24 @@ def run(options: argparse.Namespace) -> int:
         from oomph.showing.explain import print_explanation
 
         print_explanation(found)
+    return EXIT_YES
+
+
+def _draw(options: argparse.Namespace) -> int:
+    from oomph.errors import UsageError
+    from oomph.showing.explain import print_explanation, write_explanation_page
+    from oomph.showing.html_page import check_page
+    from oomph.verbs.explain import draw
+
+    if options.later is not None or options.what == "-":
+        raise UsageError("--html draws one snapshot", attempt="oomph explain oom.pickle --html x")
+    check_page("explain", options.html)
+    found, picture = draw(options.what, gpu_memory=options.gpu_memory)
+    if options.json:
+        print_json(found)
+    else:
+        print_explanation(found)
+    write_explanation_page(found, picture, options.html)  # last: the answer is never lost to it
     return EXIT_YES
 
 

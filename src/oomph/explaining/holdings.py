@@ -11,8 +11,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
 
 from oomph.records.explanation import Holder
 from oomph.records.snapshot import Annotation, DeviceSnapshot, Frame, Record, Snapshot
@@ -28,8 +29,7 @@ _LOADED = "parameters, buffers and batches moved to the GPU"
 OTHER = "other tensors of your program"
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(NamedTuple):
     """One allocation and its life, in events."""
 
     birth: int
@@ -77,20 +77,15 @@ def live_at(allocations: Iterable[Allocation], at: int) -> list[Allocation]:
     return [one for one in allocations if one.birth <= at and (one.death is None or one.death > at)]
 
 
-def peak_of(allocations: Iterable[Allocation]) -> int:
+def peak_of(allocations: Sequence[Allocation], num_events: int) -> int:
     """Return the event after which most bytes are live; BEFORE if that is before the first."""
-    changes: list[tuple[int, int]] = []
+    changes = [0] * (num_events + 1)  # the first: before all events
     for one in allocations:
-        changes.append((one.birth, one.size_bytes))
+        changes[one.birth + 1] += one.size_bytes
         if one.death is not None:
-            changes.append((one.death, -one.size_bytes))
-    live = most = 0
-    peak = BEFORE
-    for at, change in sorted(changes, key=lambda change: (change[0], change[1])):
-        live += change
-        if live > most:
-            most, peak = live, at
-    return peak
+            changes[one.death + 1] -= one.size_bytes
+    live = list(accumulate(changes))
+    return live.index(max(live)) - 1
 
 
 # ---- who held it ---------------------------------------------------------------------------------

@@ -351,13 +351,12 @@ def _of_host(message: OomMessage) -> _Answer:
         return "shared-memory", "shared memory (/dev/shm) is full", [], "inferred"
     if message.family == "killed":
         held = message.process_bytes
-        of = f"; it held {format_bytes(held)}" if held else ""
-        return (
-            "host",
-            f"the kernel killed a process: the machine's memory ran out{of}",
-            [],
-            "inferred",
-        )
+        if held or "oom" in message.text.lower() or "memory" in message.text.lower():
+            of = f"; it held {format_bytes(held)}" if held else ""
+            text = f"the kernel killed a process: the machine's memory ran out{of}"
+            return "host", text, [], "inferred"
+        reason = "SIGKILL is what the kernel sends when memory runs out; a scheduler may, too"
+        return "host", "a process was killed, probably for lack of memory", [reason], "guess"
     much = f": {format_bytes(asked)} were requested at once" if asked else ""
     return "host", f"the machine's own memory ran out, not the GPU's{much}", [], "inferred"
 

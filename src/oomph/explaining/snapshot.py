@@ -15,6 +15,7 @@ from oomph.explaining.holdings import (
     live_at,
     peak_of,
 )
+from oomph.explaining.picture import picture_of
 from oomph.explaining.what_if import Program, settings_to_try
 from oomph.predicting.allocator_settings import AllocatorSettings, round_size
 from oomph.predicting.recorded import (
@@ -25,11 +26,14 @@ from oomph.predicting.recorded import (
 )
 from oomph.predicting.reproduction import Reproduction, reproduce
 from oomph.records.explanation import Explanation, Gate, Holder, Remedy, Share, Verdict
+from oomph.records.picture import Picture
 from oomph.records.recording_facts import RecordingFacts
 from oomph.records.snapshot import DeviceSnapshot, Snapshot
 from oomph.units import GIB, MIB, format_bytes, format_duration, format_ratio
 
 _SOME_RATIO = 0.05  # of what is live: less is not worth a line of its own
+# Judgement, as for messages: what a CUDA context, NCCL and cuBLAS may take outside PyTorch.
+_CONTEXT_BYTES = 1 * GIB
 _GAIN_RATIO = 0.01  # a change of the program that saves less is not shown
 _BATCHES = (0.9, 0.75, 0.5, 0.25)
 # They can write over their input (torch.nn.functional, `inplace=True`).
@@ -52,16 +56,30 @@ def explain_snapshot(
     `gpu_bytes` is the memory of the GPU, which a snapshot does not have; `facts` are what
     `oomph.record` wrote beside it.
     """
+    return draw_snapshot(snapshot, source=source, gpu_bytes=gpu_bytes, facts=facts)[0]
+
+
+def draw_snapshot(
+    snapshot: Snapshot,
+    *,
+    source: str,
+    gpu_bytes: int | None = None,
+    facts: RecordingFacts | None = None,
+    draws: bool = False,
+) -> tuple[Explanation, Picture | None]:
+    """Explain a snapshot, and draw it if asked for; None: there is nothing to draw."""
     device = _decisive(snapshot)
     if device is None:
-        return Explanation(
+        explanation = Explanation(
             source=source,
             verdict="unknown",
             sentence="the snapshot is empty: nothing was allocated, or nothing was recorded",
             confidence="measured",
             record_better=_RECIPE,
         )
-    return _Case(snapshot, device, source, gpu_bytes, facts).explained()
+        return explanation, None
+    case = _Case(snapshot, device, source, gpu_bytes, facts)
+    return case.explained(), case.drawn() if draws else None
 
 
 def compare_snapshots(before: Snapshot, after: Snapshot, *, source: str) -> Explanation:
@@ -149,7 +167,7 @@ class _Case:
         self.naming = Naming(snapshot, device)
         self.allocations = allocations_of(self.events, device.segments)
         self.oom_at = _last_oom(device)
-        peak = peak_of(self.allocations)
+        peak = peak_of(self.allocations, len(self.events))
         self.at = peak if self.oom_at is None else self.oom_at - 1
         self.live = live_at(self.allocations, self.at)
         self.moment = self._moment()
@@ -178,6 +196,18 @@ class _Case:
             caveats=tuple(self._caveats()),
             record_better=() if self._is_well_recorded() else _RECIPE,
             next_command=self._next(verdict),
+        )
+
+    def drawn(self) -> Picture:
+        return picture_of(
+            self.snapshot,
+            self.device,
+            self.allocations,
+            self.naming,
+            at=self.at,
+            live=self.live,
+            budget_bytes=self.moment.budget_bytes,
+            requested_bytes=self.moment.requested_bytes,
         )
 
     def _moment(self) -> _Moment:
@@ -232,25 +262,43 @@ class _Case:
         if self.growth and sum(one.grown_bytes for one in self.growth) >= max(missing, asked // 2):
             return self._grew(facts)
         if missing > 0:
-            gaps = moment.reserved_bytes - live
-            facts.append(
-                f"{format_bytes(missing)} were missing: gaps of {format_bytes(gaps)} and"
-                f" {format_bytes(moment.free_bytes or 0)} free do not hold the request"
-            )
-            return "capacity", f"too much at once: {format_bytes(asked)} more were requested", facts
+            return self._full(missing, facts)
         if moment.pools_bytes > moment.reserved_bytes // 2:
             facts.append(f"private pools held {format_bytes(moment.pools_bytes)}")
             return "graphs", "private pools (CUDA graphs) held the memory", facts
-        pieces = format_bytes(budget - live)
+        if remedies and remedies[0].helps:  # as it was, with all that was free
+            facts.append("a memory fraction refused it, or the driver: the replay finds room")
+            free = format_bytes(moment.free_bytes or 0)
+            return "limit", f"{format_bytes(asked)} were refused with {free} free on the GPU", facts
+        return self._in_pieces(format_bytes(budget - live), remedies, facts)
+
+    def _full(self, missing: int, facts: list[str]) -> tuple[Verdict, str, list[str]]:
+        moment, budget = self.moment, self.moment.budget_bytes or 0
+        gaps = moment.reserved_bytes - moment.rounded_bytes
+        facts.append(
+            f"{format_bytes(missing)} were missing: gaps of {format_bytes(gaps)} and"
+            f" {format_bytes(moment.free_bytes or 0)} free do not hold the request"
+        )
+        outside = (self.gpu_bytes or budget) - budget
+        if outside - _CONTEXT_BYTES >= missing:
+            text = f"{format_bytes(outside)} of this GPU were not PyTorch's"
+            facts.append("other processes, or libraries outside PyTorch's allocator")
+            return "outside", f"{text}; {format_bytes(missing)} were missing", facts
+        asked = format_bytes(moment.requested_bytes or 0)
+        return "capacity", f"too much at once: {asked} more were requested", facts
+
+    def _in_pieces(
+        self, pieces: str, remedies: Sequence[Remedy], facts: list[str]
+    ) -> tuple[Verdict, str, list[str]]:
+        asked = format_bytes(self.moment.requested_bytes or 0)
         helps = [one.name for one in remedies if one.helps and one.source == "replay"]
         if helps or not remedies:
             if helps:
                 facts.append(f"with {helps[0]} the replay passes with the same memory")
-            text = f"fragmentation: {format_bytes(asked)} were requested, and {pieces} were there"
-            return "fragmentation", f"{text} in pieces", facts
+            text = f"fragmentation: {asked} were requested, and {pieces} were there in pieces"
+            return "fragmentation", text, facts
         facts.append(f"{pieces} were left in pieces, and no setting of the allocator joins them")
-        text = f"too much at once: {format_bytes(asked)} more were requested of a GPU that was full"
-        return "capacity", text, facts
+        return "capacity", f"too much at once: {asked} more were requested of a full GPU", facts
 
     def _grew(self, facts: list[str]) -> tuple[Verdict, str, list[str]]:
         top = self.growth[0]
@@ -337,7 +385,8 @@ class _Case:
         if budget is not None:
             helps = program.passes(budget, settings).ran_out_at is None
         if replayed.num_retries:
-            retries = f"{replayed.num_retries} times the cache is released"
+            times = "once" if replayed.num_retries == 1 else f"{replayed.num_retries} times"
+            retries = f"the cache is released {times}"
             cost = f"{cost}; {retries}" if cost else retries
         return Remedy(
             name=name,
@@ -465,6 +514,8 @@ class _Case:
         script = self.script or "train.py"
         if verdict == "fragmentation" and not self.settings.expandable_segments:
             return f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python {script}"
+        if verdict == "outside":
+            return "oomph gpus"
         size = self.gpu_bytes or self.moment.budget_bytes
         if verdict in ("capacity", "request", "full", "fragmentation") and size is not None:
             return f"oomph plan {script} --gpu-memory {_typed(size)}"

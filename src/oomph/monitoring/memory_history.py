@@ -136,7 +136,7 @@ class MemoryHistory:
             device=at,
             has_run_out=device is not None,
             total_bytes=properties.total_memory,
-            allowed_bytes=total,
+            allowed_bytes=None if total == properties.total_memory else total,
             free_bytes=free,
             rank=self._rank,
             step=_step(),

@@ -24,6 +24,6 @@ class RecordingFacts:
     alloc_conf: str
 
 
-def facts_path(snapshot: Path) -> Path:
+def facts_path(snapshot: Path | str) -> Path:
     """Return where the facts of a snapshot stand."""
-    return snapshot.with_name(f"{snapshot.name}.json")
+    return Path(f"{snapshot}.json")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oomph.records.explanation import Explanation, Holder, Remedy
+from oomph.records.picture import Picture
+from oomph.records.stored import to_jsonable
+from oomph.showing.html_page import filled_page
 from oomph.showing.terminal import (
     Column,
     new_console,
@@ -14,6 +18,7 @@ from oomph.showing.terminal import (
     print_table,
     printable,
 )
+from oomph.store import write_whole
 from oomph.units import format_bytes
 
 if TYPE_CHECKING:
@@ -143,3 +148,9 @@ def _print_others(console: Console, found: Explanation) -> None:
         print_prose(console, f"also: {line}{other.text[:160]}", "dim")
     if len(found.others) > _MOST_OTHERS:
         print_prose(console, f"and {len(found.others) - _MOST_OTHERS} more", "dim")
+
+
+def write_explanation_page(found: Explanation, picture: Picture, path: Path | str) -> None:
+    """Write the page, which needs no network."""
+    data = {"explanation": to_jsonable(found), "picture": to_jsonable(picture)}
+    write_whole(path, filled_page("explain", data))

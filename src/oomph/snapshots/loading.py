@@ -16,6 +16,7 @@ from oomph.records.snapshot import Annotation, Columns, DeviceSnapshot, Frame, R
 from oomph.snapshots.unpickling import ACTIONS, STATES
 
 _PROGRAM = Path(__file__).with_name("unpickling.py")
+_START_BYTES = 1 << 12  # that tell a snapshot from a log
 _TYPES = "bqqqqi"  # of the columns
 _TRY = 'torch.cuda.memory._dump_snapshot("oom.pickle"), or oomph.record("oom.pickle")'
 
@@ -25,6 +26,14 @@ def is_snapshot(start: bytes) -> bool:
     if start.startswith((b"\x80", b"\x1f\x8b", b"SQLite format", b"PK\x03\x04")):
         return True
     return start.lstrip()[:1] in (b"{", b"[") and (b'"segments"' in start or b'"address"' in start)
+
+
+def is_snapshot_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file may be a snapshot. Raises OSError. A pipe is none: it is a log."""
+    if not Path(path).is_file():
+        return False
+    with Path(path).open("rb") as file:
+        return is_snapshot(file.read(_START_BYTES))
 
 
 def load(path: str | os.PathLike[str]) -> Snapshot:

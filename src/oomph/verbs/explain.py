@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from itertools import chain
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from oomph.records.explanation import Explanation
+    from oomph.records.picture import Picture
     from oomph.records.run import Run
 
 _PIECE_BYTES = 1 << 20
-_START_BYTES = 1 << 12  # that tell a snapshot from a log
 
 
 def explain(
@@ -48,32 +47,51 @@ def explain(
 
 def _of_file(name: str, alloc_conf: str, gpu_memory: str | int | None) -> Explanation | None:
     from oomph.errors import Unreadable
-    from oomph.snapshots.loading import is_snapshot
+    from oomph.snapshots.loading import is_snapshot_file
 
     try:
-        with open(name, "rb") as file:  # noqa: PTH123 - a FIFO is read as well
-            start = file.read(_START_BYTES)
-            if not is_snapshot(start):
-                return _of_text(chain([start], _pieces(file)), name, alloc_conf)
+        if is_snapshot_file(name):
+            return _read_and_drawn(name, gpu_memory, draws=False)[0]
+        with open(name, "rb") as file:  # noqa: PTH123 - as it was given
+            return _of_text(_pieces(file), name, alloc_conf)
     except OSError as error:
         raise Unreadable(f"{name} cannot be read", because=error.strerror) from None
-    return _of_snapshot(name, gpu_memory)
 
 
-def _of_snapshot(name: str, gpu_memory: str | int | None) -> Explanation:
-    from pathlib import Path
-
-    from oomph.explaining.snapshot import explain_snapshot
+def _read_and_drawn(
+    name: str, gpu_memory: str | int | None, *, draws: bool
+) -> tuple[Explanation, Picture | None]:
+    from oomph.explaining.snapshot import draw_snapshot
     from oomph.records.recording_facts import RecordingFacts, facts_path
     from oomph.records.stored import from_json_file
     from oomph.snapshots.loading import load
     from oomph.units import parse_bytes
 
-    gpu_bytes = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
-    beside, facts = facts_path(Path(name)), None
+    size = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
+    beside, facts = facts_path(name), None
     if beside.exists():
         facts = from_json_file(RecordingFacts, beside, what="file of oomph.record")
-    return explain_snapshot(load(name), source=name, gpu_bytes=gpu_bytes, facts=facts)
+    return draw_snapshot(load(name), source=name, gpu_bytes=size, facts=facts, draws=draws)
+
+
+def draw(what: str = "last", *, gpu_memory: str | None = None) -> tuple[Explanation, Picture]:
+    """Return the explanation of a snapshot, or of a run that has one, and its picture."""
+    from oomph.errors import UsageError
+    from oomph.snapshots.loading import is_snapshot_file
+    from oomph.verbs.watch import memory_snapshots
+
+    found = [what] if os.path.isfile(what) else map(str, memory_snapshots(what))  # noqa: PTH113
+    name = next((one for one in found if is_snapshot_file(one)), None)
+    if name is None:
+        raise UsageError(
+            f"{what} has no memory snapshot to draw",
+            because="a log has none, and a run only with oomph watch --record",
+            attempt="oomph watch --record -- python train.py",
+        )
+    explanation, picture = _read_and_drawn(name, gpu_memory, draws=True)
+    if picture is None:
+        raise UsageError(f"there is nothing to draw in {name}", because=explanation.sentence)
+    return explanation, picture
 
 
 def _of_two(earlier: object, later: str) -> Explanation:
@@ -120,6 +138,6 @@ def _of_run(name: str, alloc_conf: str, gpu_memory: str | int | None) -> Explana
     recorded = memory_snapshots(name)
     if not recorded:
         return explained
-    found = _of_snapshot(str(recorded[0]), gpu_memory)
+    found = _read_and_drawn(str(recorded[0]), gpu_memory, draws=False)[0]
     message = explained.message if explained else None
     return replace(found, source=f"run {run.id}", message=message)
