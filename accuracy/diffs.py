@@ -143,7 +143,7 @@ def _row(style: Style, plan: Plan, changes: ScriptChanges) -> Row:
         planned_bytes=plan.prediction.device_bytes,
         patched_bytes=applied,
         is_whole=bool(patched and patched.is_as_planned and changes.is_whole and is_same),
-        left="; ".join(left),
+        left="; ".join(left).replace(f"{SCRIPTS}/", ""),
     )
 
 
