@@ -12,7 +12,7 @@ from planning.plans import plan_of, variants, whatever_it_takes
 from exporting.script_stage import applied, loader_of, seen_of, split
 from oomph.exporting.rewriting.diff import script_changes
 from oomph.records.script import Line
-from oomph.records.workload import Variant, divides_parameters
+from oomph.records.workload import Possible, Variant, divides_parameters
 
 AS_IS: dict[str, Any] = {"micro_batch": 32, "accumulation": 1}
 LOOP = """import torch
@@ -432,6 +432,32 @@ args = Seq2SeqTrainingArguments(
 )
 """
     )
+
+
+@pytest.mark.parametrize("made", ["AutoModelForCausalLM", "GPT2LMHeadModel"])
+def test_blocks_that_training_arguments_cannot_name_are_named_below_the_model(made: str) -> None:
+    text = f"""from transformers import {made}, TrainingArguments
+model = {made}.from_pretrained("gpt2")
+args = TrainingArguments("out", per_device_train_batch_size=32)
+"""
+    seen = seen_of(model="GPT2LMHeadModel")
+    plan = plan_of(checkpointing="blocks:0,2", **AS_IS)
+    names = ("h.0", "h.1", "h.2")
+    possible = Possible(
+        block_names=names,
+        attention_is="sdpa",
+        optimizer_class="torch.optim.adamw.AdamW",
+        batch_norm_names=(),
+        has_dropout=False,
+        num_parameters=1,
+        num_trainable=1,
+        parameter_bytes=4,
+    )
+    changes = script_changes({"train.py": text}, (), seen, plan, possible=possible)
+    assert changes.by_hand == ()
+    after = applied(text, changes.diff)
+    assert 'from_pretrained("gpt2")\nrecompute(model, ["h.0", "h.2"])\n' in after
+    assert "model.config.use_cache = False" in after
 
 
 def test_training_arguments_of_the_command_line_are_given_there() -> None:

@@ -374,8 +374,10 @@ def _changes(
     of_tool = Change(
         "split", f"{tool}: {split}, {variant.precision}", lambda d: change(d, seen, variant)
     )
-    if framework == "hf":  # it sets the optimizer, TF32 and checkpointing itself
-        own = (one for one in _on_model(seen, variant, possible) if one.aspect != "checkpointing")
+    if framework == "hf":  # it sets the optimizer, TF32 and most checkpointing itself
+        sets = variant.checkpointing == "blocks" or variant.checkpointing.startswith("every-")
+        on_model = _on_model(seen, variant, possible)
+        own = (one for one in on_model if not sets or one.aspect != "checkpointing")
         return [of_tool, offload, segments, *own]
     if autocasts and framework == "accelerate":
         without = partial(_with_accelerator, seen=seen, variant=variant, sets_precision=False)

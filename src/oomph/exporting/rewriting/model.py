@@ -112,7 +112,9 @@ def _last_import(source: Source) -> ast.stmt:
 
 def model_of(code: Code, seen: Seen) -> Model:
     """Return where the model that the rehearsal saw is made. Raises NotCertain."""
-    made = [one for one in _assigned(code) if one[2] == seen.model]
+    assigned = _assigned(code)
+    made = [one for one in assigned if one[2] == seen.model]
+    made = made or [one for one in assigned if one[2].startswith("AutoModel")]
     if len(made) == 1:
         source, statement, _ = made[0]
         return Model(source, source.code(statement.targets[0]), statement, is_above=False)
@@ -131,7 +133,10 @@ def _assigned(code: Code) -> list[tuple[Source, ast.Assign, str]]:
         while isinstance(made, ast.Call) and last_name(made.func) in _OF_THE_SAME:
             made = owner_of(made) or made.func
         if isinstance(made, ast.Call):
-            found.append((source, node, last_name(made.func)))
+            name = last_name(made.func)
+            if name in ("from_pretrained", "from_config"):  # of a class of transformers
+                name = last_name(owner_of(made))
+            found.append((source, node, name))
     return found
 
 
