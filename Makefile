@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-schedulers check format lint types house docs docs-site pictures rest fix accuracy times \
+.PHONY: help demo test test-slow test-ranks test-schedulers test-python check format lint types house docs docs-site pictures rest fix accuracy times \
   recordings recipes verdicts bench clean web test-web
 
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
@@ -44,12 +44,18 @@ test: $(VENV)/.installed-dev ## set up, then run the tests
 test-slow: $(VENV)/.installed-dev ## the suites that take minutes: real training of all kinds
 	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m 'slow and not schedulers'
 
+test-ranks: $(VENV)/.installed-dev ## a thousand random failures on 2 to 4 gloo ranks (half an hour on 2 cores)
+	$(BIN)/python -m pytest tests/training/test_ranks.py tests/training/test_shards.py
+
 # Debian may start the packages' own daemons; the tests start others, on ports of their own.
 test-schedulers: $(VENV)/.installed-dev ## jobs of real Slurm and Grid Engine daemons, from Debian where that is allowed
 	@{ command -v slurmctld && command -v slurmd && command -v sge_qmaster; } >/dev/null || { test "$$(id -u)" = 0 \
 	  && command -v apt-get >/dev/null && { $(APT) $(SCHEDULERS) || { apt-get update -qq && $(APT) $(SCHEDULERS); }; } >/dev/null; } \
 	  || echo 'Slurm or Grid Engine is missing and cannot be installed by this user: its tests are skipped'
 	$(BIN)/python -m pytest -m schedulers tests/launching/test_schedulers.py
+
+test-python: ## the tests on another Python, in a venv of its own: make test-python PYTHON=python3.12
+	$(MAKE) test VENV=.venv-$(notdir $(PYTHON))
 
 check: format lint types house docs test-web rest ## format, lint, types, house, docs and tests: what CI runs
 
@@ -114,7 +120,7 @@ bench: $(VENV)/.installed-dev ## what a reading and a start cost, beside nvitop 
 	$(BIN)/python -m benchmarks
 
 clean: ## remove everything that the targets made
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/nvml/build web/node_modules
+	rm -rf $(VENV) .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/nvml/build web/node_modules
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "oomph needs Python 3.10 or newer: make PYTHON=...")'

@@ -35,6 +35,7 @@ GROUND = {
     "units": "sizes and durations <-> text",
     "store": "the one cache, and the one atomic write",
     "oom_message": "the text of an out-of-memory error -> its figures",
+    "progress": "how far the work is -> a line on standard error",
     "out_of_memory": "exception -> which memory ran out",
 }
 # The order of the rooms. A room may import itself, the ground floor, `records`, and the rooms that
@@ -42,6 +43,7 @@ GROUND = {
 # docs/architecture.md shows this table.
 ROOMS: dict[str, Room] = {
     "predicting": Room("trace -> prediction: replayed allocator, peak, step time"),
+    "snapshots": Room("a memory snapshot of torch -> its events, read in a child process"),
     "explaining": Room("run -> report; message, snapshot -> why memory ran out", ("predicting",)),
     "sandbox": Room("run a stranger's program so that nothing of it stays"),
     "tricks": Room("one file per trick: when it is possible, how it is put on, its caveat"),
@@ -52,8 +54,13 @@ ROOMS: dict[str, Room] = {
         "workload or unchanged script -> trace, without a GPU",
         ("predicting", "sensing", "tricks", "pretending", "sandbox"),
     ),
+    "stability": Room(
+        "is training still the same with a trick, and stable without?",
+        ("tricks", "pretending", "rehearsing"),
+    ),
     "monitoring": Room(
-        "a command or script -> its run directory", ("sensing", "explaining", "showing")
+        "a command or script -> its run directory",
+        ("sensing", "explaining", "showing", "stability"),
     ),
     "launching": Room(
         "plan -> processes: torchrun here, or a scheduler's job",
@@ -65,9 +72,6 @@ ROOMS: dict[str, Room] = {
     "planning": Room(
         "predictions -> plans: choices, search, ranking, reasons",
         ("predicting", "sensing", "tricks", "rehearsing", "exporting"),
-    ),
-    "stability": Room(
-        "is training with a trick still the same training?", ("tricks", "pretending", "rehearsing")
     ),
     "verifying": Room(
         "a prediction beside a few real steps on the GPU here: was it right?",
@@ -90,6 +94,7 @@ ALLOWED: dict[str, set[str]] = {
     "units": {"errors"},
     "store": {"errors", "units"},
     "oom_message": {"units"},
+    "progress": {"units"},
     "out_of_memory": {"oom_message"},
     "records": {"records", *GROUND},
     **{name: {name, "records", *room.may_import, *GROUND} for name, room in ROOMS.items()},
@@ -305,8 +310,8 @@ SHARED_NAMES = {
     "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check",
     "checkpointing", "compare", "explain", "gpus", "hf", "launch", "lightning", "live", "loop",
     "notebook", "plan", "planned", "precision", "predict", "prediction", "ranks", "recorder",
-    "reductions", "report", "run", "runs", "script", "serve", "sharding", "tensors", "verify",
-    "watch",
+    "reductions", "report", "run", "runs", "script", "serve", "sharding", "snapshot",
+    "stability", "tensors", "verify", "watch",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from oomph.errors import OomphError as OomphError
     from oomph.monitoring.in_script import watching as watching
+    from oomph.monitoring.memory_history import record as record
     from oomph.records.script import Script as Script
     from oomph.records.workload import Workload as Workload
     from oomph.verbs import hf as hf
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from oomph.verbs.training import accelerate as accelerate
     from oomph.verbs.training import apply as apply
     from oomph.verbs.training import offloaded_activations as offloaded_activations
+    from oomph.verbs.training import scale_learning_rate as scale_learning_rate
     from oomph.verbs.verify import verify as verify
     from oomph.verbs.watch import runs as runs
 
@@ -64,8 +66,10 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "predict": ("oomph.verbs.predict", "predict"),
     "print_gpu_utilisation": ("oomph.verbs.gpus", "print_gpu_utilisation"),
     "print_gpu_utilization": ("oomph.verbs.gpus", "print_gpu_utilisation"),
+    "record": ("oomph.monitoring.memory_history", "record"),
     "report": ("oomph.verbs.report", "report"),
     "runs": ("oomph.verbs.watch", "runs"),
+    "scale_learning_rate": ("oomph.verbs.training", "scale_learning_rate"),
     "verify": ("oomph.verbs.verify", "verify"),
     "watching": ("oomph.monitoring.in_script", "watching"),
 }
@@ -93,8 +97,10 @@ __all__ = [
     "predict",
     "print_gpu_utilisation",
     "print_gpu_utilization",
+    "record",
     "report",
     "runs",
+    "scale_learning_rate",
     "verify",
     "watching",
 ]

@@ -461,10 +461,7 @@ def test_accelerate_without_accumulate_is_for_the_user() -> None:
     "made",
     [
         "accelerator = (\n    Accelerator(log_with='all') if tracked else Accelerator()\n)\n",
-        (
-            "if a:\n  accelerator = Accelerator(log_with='all')\n"
-            "else:\n  accelerator = Accelerator()\n"
-        ),
+        "if a:\n accelerator = Accelerator(log_with='all')\nelse:\n accelerator = Accelerator()\n",
     ],
 )
 def test_both_accelerators_of_a_conditional_are_changed(made: str) -> None:
@@ -539,3 +536,31 @@ def test_every_plan_is_said_one_way_or_another(variant: Variant) -> None:
         "sdpa": variant.attention == "sdpa",
     }
     assert [words for words, is_on in told.items() if is_on and words not in said] == []
+
+
+def test_a_loop_of_accelerate_can_get_torchs_autocast_instead() -> None:
+    text = """import torch
+accelerator = Accelerator(mixed_precision=args.precision)
+loader = DataLoader(d, 32)
+for x in loader:
+    with accelerator.accumulate(model):
+        out = model(x)
+        loss = criterion(out)
+        accelerator.backward(loss)
+        optimizer.step()
+"""
+    seen = seen_of(loader=loader_of(32), lines=(Line(what="forward", file="train.py", line=6),))
+    plan = plan_of(micro_batch=8, accumulation=4, precision="bf16")
+    changes = script_changes({"train.py": text}, (), seen, plan, autocasts=True)
+    assert changes.by_hand == ()
+    after = applied(text, changes.diff)
+    assert "mixed_precision=args.precision, gradient_accumulation_steps=4)" in after
+    assert (
+        """
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            out = model(x)
+            loss = criterion(out)
+        accelerator.backward(loss)
+"""
+        in after
+    )

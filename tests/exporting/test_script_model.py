@@ -158,6 +158,16 @@ def test_a_model_from_elsewhere_is_found_by_the_parameters_of_its_optimizer() ->
     )
 
 
+def test_a_loss_in_chunks_is_a_line_below_the_model_unless_the_script_copies_models() -> None:
+    changes = _changed(SCRIPT, loss="chunked")
+    line = "model = Net()\noomph.tricks.chunked_loss.chunk_loss(model)\n"
+    assert line in applied(SCRIPT, changes.diff)
+    copied = SCRIPT.replace("torch.manual_seed(0)", "from copy import deepcopy")
+    changes = _changed(copied, loss="chunked")
+    assert changes.diff == ""
+    assert "a copy would compute with these weights" in changes.by_hand[0]
+
+
 def test_a_model_on_several_gpus_at_once_is_left() -> None:
     text = SCRIPT.replace("model = Net()", "model = nn.DataParallel(Net())")
     changes = _changed(text, checkpointing="blocks")

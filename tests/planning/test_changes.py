@@ -198,6 +198,21 @@ for x in loader:
 
 
 @pytest.mark.slow
+def test_a_number_in_the_text_that_decides_the_split_is_found_by_trying(tmp_path: Path) -> None:
+    text = """
+MAX_BATCH_SIZE = 64
+config = {"seed": 64, "batch_size": 64}
+n, times, lr = int(config["batch_size"]), 1, 1e-3
+if n > MAX_BATCH_SIZE:
+    times, n = n // MAX_BATCH_SIZE, MAX_BATCH_SIZE
+"""
+    changes = _changes(tmp_path, _HEAD + text + _LOOP, micro_batch=16, accumulation=4)
+    assert (changes.by_hand, changes.arguments) == ((), ())
+    lines = [line for line in changes.diff.splitlines() if line[0] in "+-"]
+    assert lines[2:] == ["-MAX_BATCH_SIZE = 64", "+MAX_BATCH_SIZE = 16"]
+
+
+@pytest.mark.slow
 def test_the_scripts_own_switches_are_used_before_an_edit(tmp_path: Path) -> None:
     changes = _changes(
         tmp_path,

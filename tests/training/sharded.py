@@ -18,12 +18,15 @@ from planning.plans import plan_of
 from torch import distributed, nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import oomph
 from oomph.errors import OomphError, UsageError
 
+dcp: Any = checkpoint
 WIDTH, BATCH = 8, 8  # examples of all ranks together
 OOM = "CUDA out of memory. Tried to allocate 2.00 GiB (injected)"
 
@@ -154,15 +157,18 @@ def planned(_: Path, rank: int, num_ranks: int) -> dict[str, Any]:
     for sharding in ("ddp", "fsdp", *(["hybrid"] if num_ranks == 4 else [])):
         # Each rank begins with other weights: those of the first count.
         job = Job(num_ranks, sharding, seed=0 if rank == 0 else 7)
+        losses = []
         for step in range(3):
             job.step.forget_sizes()
+            losses.append(float(job.step.evaluate(part_of(step, rank, num_ranks))))
             job.loss.num_in_backward = int(rank == num_ranks - 1)
-            job.step(part_of(step, rank, num_ranks))
+            losses.append(float(job.step(part_of(step, rank, num_ranks)).loss))
         kind = type(job.model)
         found[sharding] = {
             "kind": "ddp" if kind is DistributedDataParallel else kind.__mro__[1].__name__,
             "has_views": getattr(job.model, "gradient_as_bucket_view", None),
             "num_ooms": job.step.num_ooms,
+            "losses": losses,
             "state": whole_of(job.model),
             "places": str([p.placements for p in job.model.parameters() if isinstance(p, DTensor)]),
         }
@@ -220,6 +226,46 @@ def evaluated(_: Path, rank: int, num_ranks: int) -> dict[str, Any]:
     return {"pieces": pieces, "whole": whole, "said": said, "state": whole_of(job.model)}
 
 
+def alone(_: Path, rank: int, num_ranks: int) -> dict[str, Any]:
+    """Each rank has a mesh of its own, and the whole batch; in every step it runs out of memory."""
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (num_ranks, 1), mesh_dim_names=("others", "own"))["own"]
+    model, loss = Model().double(), Loss()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    step = oomph.Stepper(model, make(model.parameters()), loss, say=lambda _: None)
+    for number in range(3):
+        step.forget_sizes()
+        loss.num_in_backward = rank + 1
+        step(batch_of(number))
+    return {"num_ooms": step.num_ooms, "state": whole_of(model)}
+
+
+def votes(_: Path, rank: int, num_ranks: int) -> dict[str, Any]:
+    """How often ranks agree in each call, when nothing fails."""
+    all_reduce, num = distributed.all_reduce, 0
+
+    def counted(tensor: Any, *args: Any, **keywords: Any) -> Any:
+        nonlocal num
+        num += tensor.dtype == torch.int32
+        return all_reduce(tensor, *args, **keywords)
+
+    found = {}
+    distributed.all_reduce = counted
+    try:
+        for weight in (None, "mean"):
+            job, nums = Job(num_ranks, weight=weight, micro_batch=3), []
+            for number in range(3):
+                num = 0
+                job.step(part_of(number, rank, num_ranks))
+                nums.append(num)
+            found[str(weight)] = nums
+    finally:
+        distributed.all_reduce = all_reduce
+    return found
+
+
 def raise_error(*_: Any) -> None:
     raise ValueError("of the user")
 
@@ -254,14 +300,14 @@ def saved(folder: Path, rank: int, num_ranks: int) -> dict[str, Any]:
     distributed.barrier()  # all have looked
     model, optimizer = get_state_dict(job.model, job.optimizer)
     state = {"model": model, "optimizer": optimizer, "stepper": job.step}
-    checkpoint.save(state, checkpoint_id=folder / f"after-{begun + 3}")
+    dcp.save(state, checkpoint_id=folder / f"after-{begun + 3}")
     return {"begun": begun, "num_limits": len(size), "state": whole_of(job.model)}
 
 
 def load(job: Job, path: Path) -> None:
     model, optimizer = get_state_dict(job.model, job.optimizer)
     state = {"model": model, "optimizer": optimizer, "stepper": job.step}
-    checkpoint.load(state, checkpoint_id=path)
+    dcp.load(state, checkpoint_id=path)
     set_state_dict(job.model, job.optimizer, model_state_dict=model, optim_state_dict=optimizer)
 
 
@@ -282,7 +328,7 @@ def restarted(folder: Path, rank: int, num_ranks: int) -> dict[str, Any]:
         if step == 0:
             model, optimizer = get_state_dict(job.model, job.optimizer)
             state = {"model": model, "optimizer": optimizer, "stepper": job.step}
-            checkpoint.save(state, checkpoint_id=folder / "after-1")
+            dcp.save(state, checkpoint_id=folder / "after-1")
     return {"sizes": sizes, "state": whole_of(job.model)}
 
 
@@ -290,7 +336,7 @@ def fail(*_: Any) -> None:
     raise torch.OutOfMemoryError(OOM)
 
 
-SCENARIOS = (by_one, planned, precise, resorts, evaluated, refused, saved, restarted)
+SCENARIOS = (by_one, planned, precise, resorts, evaluated, refused, alone, votes, saved, restarted)
 
 
 def main(folder: Path, rank: int, num_ranks: int, *names: str) -> None:

@@ -89,15 +89,15 @@ def assert_all_together(ranks: list[Any]) -> int:
 
 
 def test_whatever_fails_on_some_ranks_all_step_or_all_raise(tmp_path: Path) -> None:
-    assert assert_all_together(injected(tmp_path, 2, 0, 60, "eager")) > 60
+    assert assert_all_together(injected(tmp_path, 2, 0, 80, "eager")) > 80
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "num_cases", "backend"),
-    [(2, 170, "eager"), (3, 170, "aot_eager"), (4, 150, "eager"), (2, 10, "inductor")],
+    [(2, 500, "eager"), (4, 420, "eager"), (3, 100, "aot_eager"), (2, 10, "inductor")],
 )
-def test_the_same_holds_for_hundreds_of_failures(
+def test_the_same_holds_for_a_thousand_random_jobs(
     num_ranks: int, num_cases: int, backend: str, tmp_path: Path
 ) -> None:
     found = injected(tmp_path, num_ranks, 1000 * num_ranks, num_cases, backend)
@@ -166,7 +166,7 @@ def test_where_one_rank_refuses_to_split_all_end_as_they_began(ranks: list[Found
         ("fsdp_unsynced", "set_requires_gradient_sync(False)"),
         ("fsdp_late", "set_requires_gradient_sync(False)"),
         ("fsdp_kept", "set_reshard_after_backward(False)"),
-        ("fsdp_norm", "cannot train SyncBatchNorm"),
+        ("fsdp_norm", "SyncBatchNorm waits"),
         ("fsdp_in_part", "is not sharded"),
         ("fsdp_and_tensors", "tensor parallelism"),
         ("fsdp_scaler", "bf16"),

@@ -1,4 +1,4 @@
-"""What several commands share: arguments, progress, JSON."""
+"""What several commands share: arguments, JSON."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ def with_more(options: argparse.Namespace, *words: str) -> str:
     return shlex.join(["oomph", *options.given, *words, *of_script])
 
 
-def asked_again(options: argparse.Namespace, command: str) -> str:
-    """Return the command line that asks another command of the same training and GPU."""
+def asked_again(options: argparse.Namespace, command: str, *, gpu: str | None = None) -> str:
+    """Return the command line that asks another command of the same training and GPU, or `gpu`."""
     import shlex
 
     words = ["oomph", command]
@@ -154,8 +154,9 @@ def asked_again(options: argparse.Namespace, command: str) -> str:
     words += ["--seq-len", str(options.seq_len)] if options.seq_len else []
     size = getattr(options, "batch_size", None)
     words += ["--batch-size", str(size)] if size else []
-    words += ["--gpu", options.gpu] if options.gpu else []
-    words += ["--gpu-memory", options.gpu_memory] if options.gpu_memory else []
+    named, size = (options.gpu, options.gpu_memory) if gpu is None else (gpu, None)
+    words += ["--gpu", named] if named else []
+    words += ["--gpu-memory", size] if size else []
     words += ["--", *options.of_script] if options.of_script else []
     return shlex.join(words)
 
@@ -171,12 +172,6 @@ def complete_gpu(**_: Any) -> list[str]:
     from oomph.verbs.gpus import catalog
 
     return [model.name for model in catalog()]
-
-
-def say(what: str) -> None:
-    """Report progress on standard error, if a person can see it there."""
-    if sys.stderr.isatty():
-        print(f"oomph: {what}", file=sys.stderr)
 
 
 _printed: list[TextIO] = []  # the standard output that has its JSON already

@@ -10,13 +10,16 @@ from oomph.errors import EXIT_NO, EXIT_YES
 
 DESCRIPTION = """\
 Explain why memory ran out: too much at once, fragmentation, other processes, one
-absurd request, or the machine's own memory. Then where the memory went, and what would
-have avoided it."""
+absurd request, a leak, or the machine's own memory. Then where the memory went, and what
+would have avoided it. A memory snapshot of torch also says who held the memory, and is
+replayed with other settings. It is read safely, whoever wrote it."""
 
 EXAMPLES = """\
 examples:
   oomph explain train.log                     a log of any size; - reads standard input
   python train.py 2>&1 | oomph explain -
+  oomph explain oom.pickle                    a memory snapshot of torch 2.0 or newer
+  oomph explain before.pickle after.pickle    what grew from one to the other
   oomph explain                               the last run of oomph watch
   oomph explain 20261116-0612                 another run
   oomph explain train.log --alloc-conf expandable_segments:True
@@ -28,10 +31,17 @@ run; 4 it cannot be read."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
-        metavar="LOG | RUN | -",
+        metavar="LOG | SNAPSHOT | RUN | -",
         nargs="?",
         default="last",
-        help="a log, the id of a run, or - for standard input (default: the last run)",
+        help="a log, a memory snapshot, the id of a run, or - for standard input (default: the"
+        " last run)",
+    )
+    parser.add_argument(
+        "later", metavar="LATER", nargs="?", help="a later snapshot of the same program"
+    )
+    parser.add_argument(
+        "--gpu-memory", metavar="SIZE", help="memory of the GPU, which a snapshot does not have"
     )
     parser.add_argument(
         "--alloc-conf",
@@ -45,7 +55,9 @@ def run(options: argparse.Namespace) -> int:
     from oomph.verbs.explain import explain
 
     what = sys.stdin.buffer if options.what == "-" else options.what
-    found = explain(what, alloc_conf=options.alloc_conf)
+    found = explain(
+        what, options.later, alloc_conf=options.alloc_conf, gpu_memory=options.gpu_memory
+    )
     if found is None:
         print(f"nothing ran out of memory in {_name(options.what)}", file=sys.stderr)
         return EXIT_NO

@@ -12,7 +12,6 @@ from oomph.cli.arguments import (
     asked_again,
     positive,
     print_json,
-    say,
     what_to_train,
 )
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES, UsageError
@@ -176,39 +175,41 @@ def _add_tricks(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from oomph.progress import Progress
     from oomph.verbs.predict import predict
 
     trained = what_to_train(options)
     _check_batch_size(options)
-    prediction = predict(
-        trained,
-        gpu=options.gpu,
-        gpu_memory=options.gpu_memory,
-        micro_batch=options.micro_batch,
-        precision=options.precision,
-        checkpointing=options.checkpointing,
-        num_gpus=options.gpus,
-        sharding=options.sharding,
-        tensor_parallel=options.tensor_parallel,
-        gpus_per_node=options.gpus_per_node,
-        link=options.link,
-        optimizer=options.optimizer,
-        measured_step_s=options.measured_step,
-        **options.measured_with,
-        attention=options.attention,
-        loss=options.loss,
-        optimizer_in_backward=options.optimizer_in_backward,
-        offload=options.offload,
-        adapters=options.adapters,
-        lora_rank=options.lora_rank,
-        lora_targets=options.lora_targets,
-        channels_last=options.channels_last,
-        expandable_segments=options.expandable_segments,
-        keeps=options.keeps,
-        unprotected=options.unprotected,
-        fresh=options.fresh,
-        say=say,
-    )
+    with Progress("starting torch") as say:
+        prediction = predict(
+            trained,
+            gpu=options.gpu,
+            gpu_memory=options.gpu_memory,
+            micro_batch=options.micro_batch,
+            precision=options.precision,
+            checkpointing=options.checkpointing,
+            num_gpus=options.gpus,
+            sharding=options.sharding,
+            tensor_parallel=options.tensor_parallel,
+            gpus_per_node=options.gpus_per_node,
+            link=options.link,
+            optimizer=options.optimizer,
+            measured_step_s=options.measured_step,
+            **options.measured_with,
+            attention=options.attention,
+            loss=options.loss,
+            optimizer_in_backward=options.optimizer_in_backward,
+            offload=options.offload,
+            adapters=options.adapters,
+            lora_rank=options.lora_rank,
+            lora_targets=options.lora_targets,
+            channels_last=options.channels_last,
+            expandable_segments=options.expandable_segments,
+            keeps=options.keeps,
+            unprotected=options.unprotected,
+            fresh=options.fresh,
+            say=say,
+        )
     if options.json:
         print_json(prediction)
     else:

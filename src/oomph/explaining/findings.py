@@ -73,6 +73,7 @@ ORDER: Sequence[FindingKind] = (
     "maybe-out-of-memory",
     "not-ended",
     "hang",
+    "unstable",
     "lost-gpu",
     "no-gpu",
     "shared-gpu",
@@ -98,6 +99,7 @@ ORDER: Sequence[FindingKind] = (
     "host-leak",
     "unexplained",
     "head-room",
+    "noise-scale",
     "busy",
 )
 
@@ -111,7 +113,9 @@ _IDLE: tuple[FindingKind, ...] = (
     "launch-bound",
 )
 _TROUBLE: tuple[FindingKind, ...] = tuple(
-    kind for kind in ORDER[5:] if kind not in ("head-room", "busy", "lost-gpu")
+    kind
+    for kind in ORDER[5:]
+    if kind not in ("head-room", "noise-scale", "unstable", "busy", "lost-gpu")
 )
 
 # Finding -> findings on the same GPU that suppress it.

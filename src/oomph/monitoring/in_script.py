@@ -31,7 +31,9 @@ from oomph.monitoring.script_runs import (
 from oomph.monitoring.step_log import Step, StepClock, Tally
 from oomph.monitoring.wrapping import Ended
 from oomph.records.run import SWITCH, EventKind
+from oomph.records.stability import NoiseScale, StabilityWarning
 from oomph.showing.line import print_pace
+from oomph.stability import watch
 
 # ---- methods that training code calls, and that never raise into it ----
 
@@ -168,12 +170,18 @@ class Watching(Harmless):
         self._ended: list[Step] = []  # not written yet
         self.fetched: list[Fetched] = []  # by `steps`, not evaluated yet
         self.due = self._next_peaks = 0.0
+        self._watch = watch.Watch()
 
     @classmethod
     def current(cls) -> Watching | None:
         """Return the one that is open in this process."""
         found = cls._current
         return found if found is not None and found.is_on else None
+
+    @property
+    def num_steps(self) -> int:
+        """Return how many steps have ended."""
+        return self._tally.num_steps
 
     # ---- from begin to end ---------------------------------------------------------------------
 
@@ -197,6 +205,7 @@ class Watching(Harmless):
         self._is_owner = True
         Watching._num_runs += 1
         Watching._current = self
+        watch.listen(self.note)
         atexit.register(self._finish_at_exit)
         self._run.log.event("phase", "start-up")
 
@@ -207,6 +216,7 @@ class Watching(Harmless):
         if self._is_owner and os.getpid() == self._pid:  # not in a fork
             self._is_owner = False
             Watching._current = None
+            watch.unlisten(self.note)
             atexit.unregister(self._finish_at_exit)
             self._close(error)
 
@@ -351,6 +361,24 @@ class Watching(Harmless):
         """Discard what was measured since the last step."""
         self._take_fetched()
         self._clock.reset()
+
+    # ---- stability -----------------------------------------------------------------------------
+
+    @harmless
+    def note(self, what: StabilityWarning | NoiseScale) -> None:
+        """Write what a Stepper, or `observe`, has found out about the training."""
+        kind: EventKind = "noise-scale" if isinstance(what, NoiseScale) else "unstable"
+        self._run.log.event(kind, str(what))
+
+    @harmless
+    def observe(self, loss: float, grad_norm: float | None = None) -> None:
+        """Watch the stability of a loop without a Stepper: call it once per step.
+
+        Takes plain numbers, so a loss on a GPU is waited for: `run.observe(loss.item())`.
+        """
+        for warning in self._watch.step(float(loss), grad_norm=grad_norm):
+            self.note(warning)
+            say(f"step {warning.step}: {warning}")
 
     # ---- epochs and phases ---------------------------------------------------------------------
 

@@ -218,6 +218,7 @@ def say(text: str) -> None:
 LOOKS_S = 30.0
 # What is reported, and the age of the run from which it is. Judgement: a trend needs time.
 ALERTING: dict[FindingKind, float] = {
+    "unstable": 0.0,  # the script has judged it
     "hang": 120.0,
     "spill": 300.0,
     "swapping": 300.0,

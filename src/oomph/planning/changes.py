@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from oomph.errors import OomphError
+from oomph.exporting.rewriting.accumulation import ends_too_soon
 from oomph.exporting.rewriting.diff import (
     code_of,
     diff_of,
@@ -61,7 +62,12 @@ def find_changes(
     if effort == "edits":
         return search.edits(Start(arguments=script.arguments), search.seen)
     changes = search.with_tries()
-    return replace(changes, patched=search.patched(changes))
+    if not changes.changes_anything(script.arguments) and changes.is_whole:
+        return changes  # the plan is the script as it is, and was rehearsed
+    patched = search.patched(changes)
+    if changes.is_whole and patched.differences and (other := search.otherwise(changes)):
+        return other
+    return replace(changes, patched=patched)
 
 
 class _Search:
@@ -81,28 +87,33 @@ class _Search:
         self._is_batch_known = rehearser.seen.is_batch_known
         self._possible: Possible = rehearser.look()
         self._sources = _sources(script, rehearser.files)
-        self._files = read_sources(self._sources)
-        code = code_of(self._files, self.seen)
+        code = code_of(read_sources(self._sources), self.seen)
         self._framework = framework_of(code)
         self._configs = _configs(script, config_paths(code, script.arguments))
         self._here = str(Path(script.directory).resolve())
 
-    def edits(self, start: Start, seen: Seen) -> ScriptChanges:
+    def edits(self, start: Start, seen: Seen, *, autocasts: bool = False) -> ScriptChanges:
         """Return the certain edits that a start of the script still needs, with the start's own."""
         found = script_changes(
-            self._sources,
+            self._sources_of(start),
             start.arguments,
             seen,
             self._plan,
             possible=self._possible,
+            autocasts=autocasts,
             directory=self._here,
         )
-        diffs = [
-            diff_of(name_from(path, self._here), self._configs[path], text)
-            for path, text in start.edited
-        ]
-        edited = (*start.edited, *found.edited)
-        return replace(found, diff="".join([*diffs, found.diff]), edited=edited)
+        edited = {**dict(start.edited), **dict(found.edited)}
+        before = {**self._configs, **self._sources}
+        diffs = (
+            diff_of(name_from(path, self._here), before[path], text)
+            for path, text in edited.items()
+        )
+        return replace(found, diff="".join(diffs), edited=tuple(edited.items()))
+
+    def _sources_of(self, start: Start) -> dict[str, str]:
+        edited = dict(start.edited)
+        return {path: edited.get(path, text) for path, text in self._sources.items()}
 
     # ---- trying other starts ---------------------------------------------------------------------
 
@@ -125,19 +136,19 @@ class _Search:
 
     def _is_to_try(self, aspect: Aspect, changes: ScriptChanges) -> bool:
         """Return whether to look for a switch: of precision and recomputation also before edits."""
-        if aspect == "split" or self._framework is not None:
-            return aspect in changes.left or (
-                self._framework is not None and "split" in changes.left
-            )
+        has_failed = self._framework is not None and "split" in changes.left  # all at once
+        if aspect in changes.left or has_failed:
+            return True
         variant = self._plan.variant
-        is_on = {
-            "precision": variant.precision != self.seen.precision,
-            "checkpointing": variant.checkpointing == "blocks",
-        }
-        return aspect in changes.left or is_on[aspect]
+        if aspect == "checkpointing":
+            return variant.checkpointing == "blocks" and self._framework != "hf"
+        is_plain = self._framework is None  # a tool has its own setting
+        return aspect == "precision" and is_plain and variant.precision != self.seen.precision
 
     def _tried(self, aspect: Aspect, start: Start, seen: Seen) -> tuple[Start, Seen] | None:
-        code = code_of(self._files, seen)
+        code = code_of(read_sources(self._sources_of(start)), seen)
+        if aspect == "split" and self._framework is None and ends_too_soon(code):
+            return None
         follows: tuple[Start, Seen] | None = None
         variant = self._plan.variant
         for one in starts(aspect, code, start, self._configs, seen, variant):
@@ -185,6 +196,17 @@ class _Search:
             return replace(seen, precision=variant.precision)
         return replace(seen, checkpointing="by the script")
 
+    def otherwise(self, changes: ScriptChanges) -> ScriptChanges | None:
+        """Return other changes that do what was planned, where a tool's own setting does not."""
+        is_of_tool = self._framework == "accelerate" and not changes.tried
+        if not is_of_tool or self._plan.variant.precision != "bf16":
+            return None
+        start = Start(arguments=self._script.arguments)
+        others = self.edits(start, self.seen, autocasts=True)
+        patched = self.patched(others)
+        is_better = others.is_whole and patched.is_as_planned
+        return replace(others, patched=patched) if is_better else None
+
     # ---- a rehearsal of the result ---------------------------------------------------------------
 
     def patched(self, changes: ScriptChanges) -> Patched:
@@ -201,12 +223,13 @@ class _Search:
                 differences=(),
                 error=why,
             )
-        differences = list[str]()
-        if found.seen is not None and changes.is_whole:
-            differences += self._differences(self._planned_seen(), found.seen)
+        assert found.seen is not None  # noqa: S101 - it is a script's
+        if changes.is_whole:
+            differences = self._differences(self._planned_seen(), found.seen)
             differences += _missing(self._plan.variant, found.seen)
-        if changes.is_whole and (more := _more_memory(found, planned)):
-            differences.append(more)
+            differences += _more_memory(found, planned)
+        else:
+            differences = _said(_lasting(self.seen, found.seen))
         return Patched(
             fits=found.fits,
             device_bytes=found.device_bytes,
@@ -246,13 +269,7 @@ class _Search:
     def _differences(self, expected: Seen, found: Seen) -> list[str]:
         """Return what a rehearsal shows that is not expected, a sentence each."""
         facts = [
-            ("the model is", expected.model, found.model),
-            ("parameters:", expected.num_parameters, found.num_parameters),
-            ("trained parameters:", expected.num_trainable, found.num_trainable),
-            ("the optimizer is", expected.optimizer, found.optimizer),
-            ("optimizers:", expected.num_optimizers, found.num_optimizers),
-            ("the learning rate is", expected.learning_rate, found.learning_rate),
-            ("gradients are clipped:", expected.clips_gradients, found.clips_gradients),
+            *_lasting(expected, found),
             ("it computes in", expected.precision, found.precision),
             ("activations are recomputed:", expected.checkpointing, found.checkpointing),
         ]
@@ -264,11 +281,31 @@ class _Search:
             if self._framework is None:  # a tool divides the loss in its own way
                 divisors = expected.loss_divisor, found.loss_divisor
                 facts.append(("the loss is divided by", *divisors))
-        return [
-            f"{what} {_number(now)}, not {_number(wanted)}"
-            for what, wanted, now in facts
-            if not _is_equal(wanted, now)
-        ]
+        return _said(facts)
+
+
+_Fact = tuple[str, object, object]  # in words, as expected, as found
+
+
+def _lasting(expected: Seen, found: Seen) -> list[_Fact]:
+    """Return what no plan of a script changes."""
+    return [
+        ("the model is", expected.model, found.model),
+        ("parameters:", expected.num_parameters, found.num_parameters),
+        ("trained parameters:", expected.num_trainable, found.num_trainable),
+        ("the optimizer is", expected.optimizer, found.optimizer),
+        ("optimizers:", expected.num_optimizers, found.num_optimizers),
+        ("the learning rate is", expected.learning_rate, found.learning_rate),
+        ("gradients are clipped:", expected.clips_gradients, found.clips_gradients),
+    ]
+
+
+def _said(facts: Sequence[_Fact]) -> list[str]:
+    return [
+        f"{what} {_number(now)}, not {_number(wanted)}"
+        for what, wanted, now in facts
+        if not _is_equal(wanted, now)
+    ]
 
 
 def _is_equal(one: object, other: object) -> bool:
@@ -292,12 +329,12 @@ def _missing(variant: Variant, found: Seen) -> list[str]:
     return [what for what, is_missing in wanted.items() if is_missing]
 
 
-def _more_memory(found: Prediction, planned: Prediction) -> str | None:
+def _more_memory(found: Prediction, planned: Prediction) -> list[str]:
     """Return how much more memory it needs than planned, if that is more than detail."""
     more_bytes = found.device_bytes - planned.device_bytes
     if more_bytes <= max(_ALIKE_BYTES, int(_ALIKE_RATIO * planned.device_bytes)):
-        return None
-    return f"it needs {format_bytes(more_bytes)} more than planned"
+        return []
+    return [f"it needs {format_bytes(more_bytes)} more than planned"]
 
 
 # ---- in words ------------------------------------------------------------------------------------

@@ -53,9 +53,13 @@ def check_names(names: Sequence[str], flag: str) -> frozenset[str]:
     """Return the names as a set. Raise UsageError for one that is not a trick."""
     for name in names:
         if name not in NAMES:
+            import difflib
+
+            near = difflib.get_close_matches(name, NAMES, n=1) or ["bf16"]
             raise UsageError(
                 f"{flag} {name!r:.40}: there is no such trick",
                 because=f"the tricks are {', '.join(NAMES)}",
+                attempt=near[0],
             )
     return frozenset(names)
 

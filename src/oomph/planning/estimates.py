@@ -19,6 +19,7 @@ from oomph.planning.bounds import (
     spared_by_freeing_gradients,
     without_hopeless,
 )
+from oomph.planning.deadline import Deadline
 from oomph.planning.lines import Failed, Lines
 from oomph.planning.ranking import Checked
 from oomph.planning.rehearsal_store import RehearsalStore
@@ -96,6 +97,7 @@ class Estimates:
         say: Callable[[str], None],
         rehearser: Rehearser | None = None,
         store: RehearsalStore | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
         """Predict the workload as given. Raises Unrehearsed.
 
@@ -108,7 +110,7 @@ class Estimates:
         self._ready = target.with_torch(rehearsed.torch_version)
         self.card = self._ready.filled_to(options.target_ratio)
         on = self.card.multiprocessors
-        self.lines = Lines(rehearsed, rehearser, self._ready.rated, say, on)
+        self.lines = Lines(rehearsed, rehearser, self._ready.rated, say, on, deadline)
         self._has_workspaces = rehearsed.has_convolutions and not self.card.is_emulated
         self.refuted: set[Variant] = set()  # their own rehearsal showed that they do not fit
         self._checked: dict[Variant, Checked] = {}

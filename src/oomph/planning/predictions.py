@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oomph.errors import CannotBePutOn, UsageError
+from oomph.errors import CannotBePutOn, NotOnThisSystem, UsageError
 from oomph.planning.estimates import step_time
 from oomph.planning.lines import trace_at
 from oomph.predicting import prediction, speed
@@ -43,15 +44,23 @@ _CHOICES = {
 def what_to_train(workload: Workload | Script | str) -> Workload | Script | tuple[Path, str]:
     """Return the script, the workload, or the workload's place in a file. Raises UsageError."""
     from oomph.rehearsing.models_by_name import is_name, workload_file
-    from oomph.rehearsing.traces import split
+    from oomph.rehearsing.traces import check_script, split
 
-    if not isinstance(workload, str):
-        return workload
-    if is_name(workload):
-        workload = workload_file(workload)
-    if names_workload(workload):
-        return split(workload)
-    return Script(path=workload, directory=str(Path.cwd()))
+    if isinstance(workload, str):
+        if is_name(workload):
+            workload = workload_file(workload)
+        if names_workload(workload):
+            return split(workload)
+        workload = Script(path=workload, directory=str(Path.cwd()))
+    if isinstance(workload, Script) and workload.path is not None:
+        check_script(Path(workload.directory, workload.path), workload.path)
+    if isinstance(workload, Script) and sys.platform != "linux":
+        raise NotOnThisSystem(
+            "rehearsing a script",
+            because="it runs in a sandbox of Linux's, in processes that are forked",
+            attempt="a Workload in a file, oomph plan train.py:workload; or, on Windows, WSL",
+        )
+    return workload
 
 
 def check_tricks(

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from oomph.errors import CannotBePutOn, OomphError
 from oomph.planning.choices import Choices, choices_for
+from oomph.planning.deadline import Deadline
 from oomph.predicting.combinations import (
     PassSettings,
     Step,
@@ -178,16 +179,28 @@ def _seconds(op: Op) -> float:
 
 
 def complete(
-    rehearsed: Rehearsed, rehearser: Rehearser | None, variants: Iterable[Variant], say: Say
+    rehearsed: Rehearsed,
+    rehearser: Rehearser | None,
+    variants: Iterable[Variant],
+    say: Say,
+    deadline: Deadline,
 ) -> None:
     """Rehearse the parts of these variants that are still missing. Raises Unrehearsed."""
     passes, steps = missing(rehearsed, variants)
     parts: list[tuple[PassSettings | Step, Variant]] = [*passes.items(), *steps.items()]
     if not parts:
+        deadline.has_base = True
         return
     if rehearser is None:
         raise Unrehearsed
+    if deadline.limit_s is not None:  # what a plan needs at least, and the usual tricks, come first
+        parts.sort(key=lambda pair: len(_tricks_of(pair[1])))
+    least = len(_tricks_of(parts[0][1]))
     for number, (part, variant) in enumerate(parts, start=1):
+        deadline.has_base |= len(_tricks_of(variant)) > least
+        if deadline.is_over:
+            deadline.leave_out(in_words(one) for _, one in parts[number - 1 :])
+            return
         say(f"rehearsing {number} of {len(parts)}: {in_words(variant)}")
         with noting_failures(rehearsed, part, variant):
             if isinstance(part, PassSettings):
@@ -201,6 +214,7 @@ def complete(
                 known = step_like(part, rehearsed.steps)
                 rehearsed.steps[part] = known or _step(rehearser, variant)
         _forget_what_torch_holds()
+    deadline.has_base = True
 
 
 class Unrehearsed(Exception):

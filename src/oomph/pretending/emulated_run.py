@@ -20,7 +20,7 @@ def size_of(memory: str | int) -> int:
         raise UsageError(
             f"a GPU of {format_bytes(size_bytes)} has room for nothing",
             because="torch's smallest segment is 2 MiB",
-            attempt='oomph.emulated_gpu("2GiB")',
+            attempt="2GiB: a size without a unit counts as bytes",
         )
     return size_bytes
 

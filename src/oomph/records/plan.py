@@ -38,6 +38,7 @@ class PlanOptions:
     keeps: Keeps | None = None  # of the model's outputs; None: as the workload says
     lora_rank: int = LORA_RANK  # of adapters, if they are allowed
     lora_targets: LoraTargets = "all-linear"
+    time_limit_s: float | None = None  # of the search; None: until all is compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +161,14 @@ class Shortfall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What a search had not compared when its time was over."""
+
+    limit_s: float
+    left_out: tuple[str, ...]  # combinations of tricks: "bf16, checkpointing blocks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """What a trick that was not allowed would give, and its price."""
 
@@ -206,6 +215,7 @@ class Plans:
     seen: Seen | None = None  # for a script: what it does
     changes: ScriptChanges | None = None  # for a script: what to change in it for the best plan
     timelines: tuple[Timeline, ...] = ()  # of each plan, if they are to be drawn
+    cut: Cut | None = None  # if the time limit ended the search
     offers: tuple[Offer, ...] = ()  # with tricks that were not allowed; the mildest change first
 
     @property
@@ -278,6 +288,7 @@ def as_answer(plans: Plans) -> dict[str, Any]:
         "largest_micro_batch": plans.largest_micro_batch,
         "seen": to_jsonable(plans.seen),
         "offers": to_jsonable(plans.offers),
+        "cut": to_jsonable(plans.cut),
     }
 
 

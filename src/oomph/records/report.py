@@ -42,6 +42,7 @@ FindingKind = Literal[
     "host-leak",
     "spill",  # GPU memory is full, and data moves over PCIe all the time
     "swapping",  # on the host
+    "unstable",  # the loss, the gradients or the updates are out of proportion
     # Why the GPU was not fully used.
     "never-busy",
     "input-bound",
@@ -61,6 +62,7 @@ FindingKind = Literal[
     "busy",  # a kernel ran almost all the time; nothing else was found
     # Unused capacity.
     "head-room",
+    "noise-scale",  # a larger or smaller batch would be better used
 ]
 
 

@@ -37,6 +37,8 @@ EventKind = Literal[
     "halted",  # the command was suspended, as by Ctrl-Z, and can go on
     "resumed",  # it goes on
     "alert",  # something is going wrong during the run; each cause once
+    "unstable",  # the training itself is: a StabilityWarning in words; each cause once
+    "noise-scale",  # what is known of it, in words
 ]
 
 

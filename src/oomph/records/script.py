@@ -193,3 +193,7 @@ class ScriptChanges:
     def is_whole(self) -> bool:
         """Return whether the diff and the arguments are all that the plan needs."""
         return not self.by_hand
+
+    def changes_anything(self, arguments: tuple[str, ...]) -> bool:
+        """Return whether the script, or its arguments, become others than these."""
+        return bool(self.diff) or self.arguments != arguments

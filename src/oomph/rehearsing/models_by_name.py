@@ -170,6 +170,12 @@ def find(name: str) -> Named:
     if short:
         return bundled[short[0]]
     path = Path(name)
+    if not name:
+        raise UsageError(
+            f"no model is named after {PREFIX}",
+            because=f"oomph knows {len(bundled)} models, and any config.json",
+            attempt=f"{PREFIX}gpt2, or {PREFIX}DIRECTORY of a model",
+        )
     if path.is_dir() or path.suffix == ".json":
         return _from_file(path / "config.json" if path.is_dir() else path)
     import difflib

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from oomph.errors import UsageError
+from oomph.errors import UsageError, without_attempt
 from oomph.predicting.overhead import NOTHING, Interval, context, cudnn, exactly, usable_bytes
 from oomph.predicting.prediction import Card
 from oomph.predicting.reductions import NONE, Multiprocessors
@@ -204,7 +204,7 @@ def _gpu_here() -> Target:
     if device is None:
         raise UsageError(
             "no GPU is named",
-            because=machine.problem or "this machine shows none",
+            because=without_attempt(machine.problem or "this machine shows none"),
             attempt="--gpu v100-16gb, or --gpu-memory 12GiB",
         )
     return target_of(device)

@@ -21,6 +21,7 @@ from oomph.showing.terminal import (
     Column,
     glyphs_for,
     new_console,
+    print_command,
     print_line,
     print_prose,
     print_table,
@@ -371,6 +372,43 @@ def print_report_on(console: Console, report: Report, run: Run | None) -> None:
     if run is not None and any(one.is_used for one in report.gpus):
         _print_sparklines(console, report, run)
     _print_rest(console, report)
+    print_command(console, next_command(report))
+
+
+_OF_MEMORY = ("out-of-memory", "maybe-out-of-memory", "recovered")
+
+
+def next_command(report: Report) -> str:
+    """Return what to do about a run: what makes it fit, again after a change, or look closer."""
+    trained = script_in(report.command)
+    if report.verdict.kind in _OF_MEMORY and trained is not None:
+        return f"oomph plan {trained}  # what makes it fit?"
+    if not report.has_ended:
+        return f"oomph report {report.run}  # again, when more of it is recorded"
+    if any(finding.advice for finding in report.findings):
+        again = f"oomph watch -- {shlex.join(report.command)}"
+        return f"{again} && oomph compare {report.run} last  # after a change"
+    return f"oomph report {report.run} --html report.html  # with charts"
+
+
+def script_in(command: Sequence[str]) -> str | None:
+    """Return the script that a command runs and its arguments, as oomph takes them.
+
+    >>> script_in(["python3", "-u", "train.py", "--epochs", "3"])
+    'train.py -- --epochs 3'
+    >>> script_in(["/usr/bin/python", "-m", "package.train"]), script_in(["make", "train"])
+    ('-m package.train', None)
+    """
+    words = list(command)
+    if not words or not Path(words.pop(0)).name.startswith("python"):
+        return None
+    while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
+        words.pop(0)
+    num = 2 if words[:1] == ["-m"] else 1
+    if len(words) < num or (num == 1 and not words[0].endswith(".py")):
+        return None
+    given = ["--", *words[num:]] if words[num:] else []
+    return shlex.join([*words[:num], *given])
 
 
 def _print_finding(console: Console, finding: Finding, report: Report) -> None:

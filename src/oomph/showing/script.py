@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from oomph.records.script import Patched, ScriptChanges
+    from oomph.records.script import ScriptChanges
 
 _MOST_LINES = 8  # of invented values
 _ASSUMED = "assumed: the {} of the model's input, since no DataLoader says it"
@@ -121,7 +121,7 @@ def _short(path: str) -> str:
 def print_changes(changes: ScriptChanges, given: Sequence[str]) -> None:
     """Print whether the changes are whole, what else to change, then the diff, byte for byte."""
     console = new_console()
-    for line in verdict_on(changes):
+    for line in verdict_on(changes, given):
         print_prose(console, line)
     for line in changes.by_hand:
         print_prose(console, f"by hand: {line}")
@@ -132,11 +132,11 @@ def print_changes(changes: ScriptChanges, given: Sequence[str]) -> None:
         print_prose(console, f"start it with these arguments: {arguments}")
     if changes.diff:
         sys.stdout.write(changes.diff)
-    elif not changes.by_hand and changes.arguments == tuple(given):
+    elif not changes.by_hand and not changes.changes_anything(tuple(given)):
         print_prose(console, "The script needs no change.")
 
 
-def verdict_on(changes: ScriptChanges) -> list[str]:
+def verdict_on(changes: ScriptChanges, given: Sequence[str]) -> list[str]:
     """Return what the changes are worth, as far as they were rehearsed: the answer first."""
     patched = changes.patched
     if patched is None:
@@ -147,15 +147,18 @@ def verdict_on(changes: ScriptChanges) -> list[str]:
     fits = {"yes": "fits", "no": "does not fit", "uncertain": "may or may not fit", None: ""}
     if not changes.is_whole:
         part = "These changes are only a part of the plan: with them alone the script needs"
-        return [f"{part} {needs} and {fits[patched.fits]}; the plan needs {planned}."]
-    if patched.is_as_planned:
-        return [f"The patched script needs {needs}, as planned{_beside(patched)}."]
-    found = "; ".join(patched.differences)
-    return [f"The patched script is not as planned ({needs}, planned {planned}): {found}."]
-
-
-def _beside(patched: Patched) -> str:
-    """Return the planned size if it is another one on screen."""
-    planned = format_bytes(patched.planned_bytes)
-    assert patched.device_bytes is not None  # noqa: S101 - the caller has looked
-    return "" if planned == format_bytes(patched.device_bytes) else f" ({planned})"
+        if not changes.changes_anything(tuple(given)):
+            part = "The plan is left for you to make by hand: as it is, the script needs"
+        said = [f"{part} {needs} and {fits[patched.fits]}; the plan needs {planned}."]
+        if patched.differences:
+            said.append(f"It would train otherwise: {'; '.join(patched.differences)}.")
+        return said
+    if patched.differences:
+        found = "; ".join(patched.differences)
+        return [f"The patched script is not as planned ({needs}, planned {planned}): {found}."]
+    if needs == planned:
+        return [f"The patched script needs {needs}, as planned."]
+    less_bytes = patched.planned_bytes - patched.device_bytes
+    if less_bytes > 0:
+        return [f"The patched script needs {needs}, {format_bytes(less_bytes)} less than planned."]
+    return [f"The patched script needs {needs}, as planned ({planned}) but for details."]

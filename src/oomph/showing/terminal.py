@@ -114,6 +114,16 @@ def print_command(console: Console, command: str) -> None:
     console.print(Text(printable(f"next: {command}"), style="bold"), soft_wrap=True)
 
 
+def print_written(
+    paths: Iterable[str | os.PathLike[str] | None], *, to_stderr: bool = False
+) -> None:
+    """Name the files that were written, and which may be opened now."""
+    console = new_console(sys.stderr if to_stderr else None)
+    for path in paths:
+        if path is not None:
+            print_prose(console, f"wrote {os.fspath(path)}")
+
+
 # ---- styled text that fits the terminal ----------------------------------------------------------
 # A terminal counts cells: a CJK character or an emoji takes two, a combining accent none.
 

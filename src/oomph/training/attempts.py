@@ -19,6 +19,7 @@ from oomph.errors import OomphError
 from oomph.out_of_memory import is_out_of_memory
 from oomph.stability import examples
 from oomph.training.micro_batches import Batch, Division, Micro, left_out, piece_sizes
+from oomph.training.noise_meter import NoiseMeter
 from oomph.training.ranks import FellShortElsewhere, Next, Ranks
 from oomph.training.recovery import Recovery, half_updated, release, text_of, tried_twice
 from oomph.training.restarting import NotRecovered, RestartFile
@@ -58,11 +59,12 @@ class Attempts:
         *,
         on_difference: OnDifference,
         accumulate: int = 1,
+        meter: NoiseMeter,
     ) -> None:
         """accumulate: batches that count as one; 1 for a library that accumulates by itself."""
         self._accumulate = accumulate
         self._model, self._division, self._rollback = model, division, rollback
-        self._recovery, self._ranks = recovery, ranks
+        self._recovery, self._ranks, self._meter = recovery, ranks, meter
         self._check = SplitCheck(
             model,
             division,
@@ -72,7 +74,7 @@ class Attempts:
             around=self.forward_context,
             is_sharded=ranks.is_sharded,
         )
-        self.restart_file = RestartFile(None)
+        self.restart_file, self._size = RestartFile(None), 0  # what to note there: the last size
         self._opened: list[OpenBatch] = []  # since the last update
         self._running: OpenBatch | None = None  # the one an out-of-memory error would belong to
 
@@ -84,8 +86,7 @@ class Attempts:
             while not self._settle((yield from self._attempt(is_again=is_again))):
                 is_again = True
         except BaseException as error:  # including GeneratorExit, when the caller leaves the loop
-            if isinstance(error, NotRecovered) and self._opened:
-                self.restart_file.note(self._opened[-1].size)
+            self._note(error)
             self._give_up()
             raise
 
@@ -120,6 +121,10 @@ class Attempts:
     def _continues(self) -> bool:
         """Return whether the next pieces continue an attempt that already has others."""
         return False
+
+    def _has_all_gradients(self) -> bool:
+        """Return whether all gradients of the update come from the batches since the last one."""
+        return True
 
     def _is_half_updated(self) -> bool:
         return False
@@ -173,11 +178,14 @@ class Attempts:
 
     def _issue_pieces(self, *, is_again: bool) -> Generator[Micro, None, bool]:
         is_first = not self._continues()
+        if is_again or len(self._opened) == 1:
+            self._meter.begin(may_measure=self._has_all_gradients())
         for batch in self._opened if is_again else self._opened[-1:]:
             if is_again:
                 restore_rngs(batch.rngs)
             self._running, measured = batch, self._recovery.measured
             self._set_size(batch)
+            self._size = batch.size
             parts = self._parts(batch)
             if measured is not None:
                 measured.begin(batch.elements, batch.size)
@@ -187,7 +195,9 @@ class Attempts:
                 micro = Micro(
                     self, data, num, share, is_first, arguments=batch.arguments, is_again=is_old
                 )
+                self._meter.piece(num, num if self._division.is_sum else share)
                 yield micro
+                self._meter.end_piece()
                 is_first = False
                 if micro.has_failed:
                     return False
@@ -268,7 +278,8 @@ class Attempts:
         """Undo everything since the update; return True if the same examples must be rerun."""
         try:
             return self._is_caught(error)
-        except BaseException:
+        except BaseException as found:
+            self._note(found)
             self._give_up()
             raise
 
@@ -277,7 +288,8 @@ class Attempts:
             self._undo_or_refuse()
             return True
         failed = self._running
-        if failed is None or not is_out_of_memory(error):
+        is_final = isinstance(error, NotRecovered)  # though memory may have been its cause
+        if failed is None or is_final or not is_out_of_memory(error):
             self._give_up()
             return False
         text = text_of(error)
@@ -302,6 +314,11 @@ class Attempts:
             self._undo()
         except OomphError as error:
             self._refuse(error)
+
+    def _note(self, error: BaseException) -> None:
+        """Note a smaller size for the next start, if this one cannot go on."""
+        if isinstance(error, NotRecovered):
+            self.restart_file.note(self._size)
 
     def _refuse(self, error: OomphError) -> NoReturn:
         self._end()

@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # torch may have been built without distributed
 _T = TypeVar("_T")
 _Forwards = AbstractContextManager[Callable[[Any], _T]]
 _NEUTRAL = 2**30  # larger than any value of `At` and any rank
+_SHARES = 64  # above every `At`
 RANK_BITS = 20  # bits of an int32 that hold the rank, below the answer; enough for any cluster
 
 
@@ -132,6 +133,7 @@ class Ranks:
         self._voters, self._device = voters_of(self._group, self._parameters)
         self._sent: dict[int, torch.Tensor] = {}  # contiguous gradients, by parameter number
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # buffer, contiguous copy
+        self.shared: torch.Tensor | None = None  # added up over the ranks, beside the gradients
         self._is_uneven = False  # some parameter has a gradient on some ranks only
         self._is_used: list[bool] = []  # per parameter: does any rank use it?
         self._weight = 1.0  # of this rank's gradients in the mean
@@ -168,7 +170,7 @@ class Ranks:
     def end(self) -> None:
         """Clear the state of this call, once all ranks have done what they voted for."""
         self._is_awaited, self._weight = False, 1.0
-        self._sent, self._buffers = {}, []
+        self._sent, self._buffers, self.shared = {}, [], None
 
     def leave(self) -> None:
         """Answer FAILED in the next vote before this rank raises, unless the others know."""
@@ -199,7 +201,9 @@ class Ranks:
         """
         if self.num_ranks == 1:
             return mine
-        place = (_NEUTRAL, _NEUTRAL) if at is None else (at, -at)
+        # Ranks that share a number must not meet one that does not: it would wait for ever.
+        number = None if at is None else at + _SHARES * (self.shared is not None)
+        place = (_NEUTRAL, _NEUTRAL) if number is None else (number, -number)
         facts = self._facts()
         numbers = [mine << RANK_BITS | self.rank, *place, *facts, *(-each for each in facts)]
         answers = self._least(numbers)
@@ -284,7 +288,8 @@ class Ranks:
 
     def does_not_fit(self, recovery: Recovery, error_text: str) -> OomphError:
         """Return the error of a rank that cannot go on, after telling all other ranks."""
-        self.vote(None, Answer.DOES_NOT_FIT)
+        if self._is_awaited:
+            self.vote(None, Answer.DOES_NOT_FIT)
         return recovery.nothing_left(error_text)
 
     def failed_elsewhere(self) -> OomphError:
@@ -334,8 +339,12 @@ class Ranks:
 
     # ---- gradients and buffers -------------------------------------------------------------------
 
-    def ready(self) -> None:
-        """Compute this rank's part of the mean before the vote; allocate all `average` needs."""
+    def ready(self, shared: torch.Tensor | None = None) -> None:
+        """Compute this rank's part of the mean before the vote; allocate all `average` needs.
+
+        shared: numbers that `average` adds up over the ranks, too.
+        """
+        self.shared = shared
         if not self._replicas:
             return
         given = {n: p.grad for n, p in enumerate(self._parameters) if p.grad is not None}
@@ -364,6 +373,8 @@ class Ranks:
             distributed.broadcast(each, first, group=group, async_op=True)
             for _, each in self._buffers
         ]
+        if self.shared is not None:
+            works.append(distributed.all_reduce(self.shared, group=group, async_op=True))
         for work in works:
             work.wait()
         with torch.no_grad():
@@ -473,9 +484,7 @@ def ranks_of(model: nn.Module, optimizers: Iterable[Optimizer] = ()) -> Ranks:
     Raises UsageError for models and optimizers that wait for other ranks by themselves.
     """
     modules = list(model.modules())
-    things: list[nn.Module | Optimizer] = [*modules, *optimizers]
-    for each in things:
-        _refuse_kind(each)
+    refuse_waiting([*modules, *optimizers])
     if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
         raise _refused("tensor parallelism (parameters that are DTensors)")
     replicas = [each for each in modules if isinstance(each, DistributedDataParallel)]
@@ -526,9 +535,9 @@ _WAITING = (
 )
 
 
-def _refuse_kind(thing: nn.Module | Optimizer) -> None:
-    """Raise UsageError for a module or optimizer that waits for other ranks by itself."""
-    for kind in type(thing).__mro__:
+def refuse_waiting(things: Iterable[nn.Module | Optimizer]) -> None:
+    """Raise UsageError for modules and optimizers that wait for other ranks by themselves."""
+    for kind in (kind for thing in things for kind in type(thing).__mro__):
         for name, place, called in _WAITING:
             if kind.__name__ == name and kind.__module__.startswith(place):
                 raise _refused(called)

@@ -182,6 +182,15 @@ def if_memory_allows() -> Iterator[None]:
         release(error)
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a sharded tensor, in the same memory; others as they are."""
+    if type(tensor).__name__ != "DTensor":
+        return tensor
+    with torch.no_grad():
+        part: torch.Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return part
+
+
 def tried_twice(work: Callable[[], _T]) -> _T:
     """Do repeatable work; if memory runs out, empty the cache and do it again."""
     with if_memory_allows():
@@ -232,7 +241,7 @@ def _measurements_of(model: nn.Module, plan: Plan | None) -> Measurements | None
 def _gradient_bytes_to_come(model: nn.Module) -> int:
     """Return the bytes of gradients yet to be allocated; accumulated or unzeroed ones exist."""
     to_come = (each for each in model.parameters() if each.requires_grad and each.grad is None)
-    return sum(parameter.numel() * parameter.element_size() for parameter in to_come)
+    return sum(part.numel() * part.element_size() for part in map(own_part, to_come))
 
 
 def _batch_norms(model: nn.Module) -> Iterator[nn.Module]:

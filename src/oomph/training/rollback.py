@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from oomph.errors import UsageError
+from oomph.training.recovery import own_part
 from oomph.training.rollback_state import State, modules_used_by
 
 _Restore = Callable[[Any], Any]
@@ -126,6 +127,11 @@ class OwnRollback(Rollback):
         self._others.add(self)
 
     # ---- around each batch ---------------------------------------------------------------------
+
+    @property
+    def adds_to_gradients(self) -> bool:
+        """Return whether the step adds to gradients from before it."""
+        return self._keeps_gradients
 
     def enter(self) -> None:
         """Set aside the gradients of other Steppers."""
@@ -241,15 +247,6 @@ class OwnRollback(Rollback):
 def on_host(tensor: Tensor) -> Tensor:
     """Return a copy that uses no GPU memory."""
     return own_part(tensor).detach().to("cpu", copy=True)
-
-
-def own_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, in the same memory; others as they are."""
-    if type(tensor).__name__ != "DTensor":
-        return tensor
-    with torch.no_grad():
-        part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
-    return part
 
 
 def _whole_copy(gradient: Tensor) -> Tensor:

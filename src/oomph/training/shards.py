@@ -51,12 +51,12 @@ from oomph.training.ranks import (
     Next,
     Ranks,
     ranks_of,
+    refuse_waiting,
     timeout_of,
     voters_of,
 )
-from oomph.training.recovery import Recovery, release, tried_twice
+from oomph.training.recovery import Recovery, own_part, release, tried_twice
 from oomph.training.restarting import HOW, NotRecovered
-from oomph.training.rollback import own_part
 from oomph.training.update import SignalsHeld
 from oomph.tricks.blocks import find_blocks
 
@@ -96,10 +96,8 @@ class ShardedRanks(Ranks):
         self._num_copies = 1 if mesh.ndim == 1 else int(mesh.size(0))
         self._clipped: list[torch.Tensor] = []  # gradients to be clipped after the vote
         self._next = Next.NONE  # what this rank votes for
-        self._chosen, self._leader = (
-            Next.NONE,
-            0,
-        )  # what the last vote chose, and a rank that runs it
+        # What the last vote chose, and a rank that runs it.
+        self._chosen, self._leader = Next.NONE, 0
         self._runs: Next | None = None  # what this rank runs now
         self._passes_at = At.PASS
         if self.num_ranks > 1:
@@ -117,17 +115,17 @@ class ShardedRanks(Ranks):
         self.end_pass(has_failed=True)
         super().leave()
 
-    def ready(self) -> None:
-        """Do nothing: gradients have been reduced in the passes."""
+    def ready(self, shared: torch.Tensor | None = None) -> None:
+        """Do nothing: gradients have been reduced in the passes, and none are measured."""
 
     def average(self) -> None:
         """Do nothing, as in `ready`."""
 
     def possible_resorts(self, names: Sequence[str]) -> Sequence[str]:
         """Return the names, without checkpointing if recomputed blocks would gather again."""
-        inside = (each for block in find_blocks(self._model) for each in block.modules())
-        blocks = set(map(id, find_blocks(self._model)))
-        gathers_again = any(_is_sharded(each) and id(each) not in blocks for each in inside)
+        blocks = find_blocks(self._model)
+        inside = (each for block in blocks for each in block.modules() if each is not block)
+        gathers_again = any(map(_is_sharded, inside))
         return [name for name in names if not (gathers_again and name == "checkpointing")]
 
     # ---- votes -----------------------------------------------------------------------------------
@@ -162,11 +160,9 @@ class ShardedRanks(Ranks):
 
         Raises FellShortElsewhere if another rank has run out of memory in the last pass.
         """
-        if self.num_ranks == 1:
-            return
         with SignalsHeld():
             self.end_pass(has_failed=False)
-            while self._vote_on(what, recovery) is not what:
+            while self.num_ranks > 1 and self._vote_on(what, recovery) is not what:
                 self._shards.tape.open()
                 self._follow()
             if what in (Next.TRAIN, Next.FORWARD):
@@ -190,8 +186,9 @@ class ShardedRanks(Ranks):
         if runs is None:
             return
         if self._shards.tape.is_broken:
-            self._is_awaited = False
-        elif has_failed:
+            self._is_awaited = False  # nobody can vote any more
+            raise _cannot_follow("a collective has failed: another rank has probably ended")
+        if has_failed:
             self._follow()
             return
         self._shards.tape.end(_DONE)
@@ -200,10 +197,11 @@ class ShardedRanks(Ranks):
 
     def _follow(self) -> None:
         try:
-            self._shards.follow(self._leader, self.rank, self.num_ranks)
+            with SignalsHeld():
+                self._shards.follow(self._leader, self.rank, self.num_ranks)
         except (RuntimeError, MemoryError) as error:
             self._is_awaited = False  # they wait in a collective, not in a vote
-            raise _cannot_follow(error) from error
+            raise _cannot_follow(str(error) or type(error).__name__) from error
 
     @contextmanager
     def evaluating(
@@ -219,6 +217,12 @@ class ShardedRanks(Ranks):
                 self.end_pass(has_failed=True)
                 raise
 
+        if self._runs is not None:
+            raise UsageError(
+                "a sharded model cannot be evaluated in the middle of a batch",
+                because="the other ranks wait for the backward of this one",
+                attempt="step.evaluate(batch) between two batches",
+            )
         self._passes_at = At.EVALUATION
         try:
             self.begin()
@@ -251,19 +255,18 @@ class ShardedRanks(Ranks):
         return torch.tensor(whole, dtype=torch.float64)
 
 
-def _cannot_follow(error: BaseException) -> OomphError:
+def _cannot_follow(because: str) -> OomphError:
     return NotRecovered(
         "this rank cannot finish the pass that the others are in",
-        because=" ".join(str(error).split())[:200] or type(error).__name__,
+        because=" ".join(because.split())[:200],
         attempt=HOW,
     )
 
 
 # ---- what a rank issues --------------------------------------------------------------------------
 
-Entry = list[
-    Any
-]  # ["gather", group] or ["reduce", group, numbers of the parameters with gradients]
+# ["gather", group] or ["reduce", group, numbers of the parameters that have gradients]
+Entry = list[Any]
 
 
 class _Tape:
@@ -401,10 +404,10 @@ class _Shards:
         self.mesh: Any = self.groups[0].mesh_info.mesh
         self.group = _group_of(self.mesh)
         c10d: Any = distributed.distributed_c10d
-        # All ranks make their Steppers in the same order.
-        store = c10d.PrefixStore(
-            f"oomph/shards/{next(_NUMBERS)}", c10d._get_default_store().clone()
-        )
+        # All ranks of a group make their Steppers in the same order.
+        number = _NUMBERS[self.group] = _NUMBERS.get(self.group, 0) + 1
+        prefix = f"oomph/shards/{self.group.group_name}/{number}"
+        store = c10d.PrefixStore(prefix, c10d._get_default_store().clone())
         self.tape = _Tape(store, timeout_of(self.group) or _LONG)
         self._reduced: list[list[int]] = [[] for _ in self.groups]
         for number, group in enumerate(self.groups):
@@ -488,15 +491,16 @@ def _has_gradient(parameter: Any) -> bool:
     return has_one or parameter.unsharded_accumulated_grad is not None
 
 
-_NUMBERS = itertools.count()
-_SHARDS: WeakKeyDictionary[nn.Module, _Shards] = WeakKeyDictionary()
+_NUMBERS: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()  # of shards in each group
 
 
 def _shards_of(roots: Sequence[nn.Module]) -> _Shards:
     """Return the shards of these modules, which several Steppers may train."""
-    if roots[0] not in _SHARDS:
-        _SHARDS[roots[0]] = _Shards(roots)
-    return _SHARDS[roots[0]]
+    state = _state_of(roots[0])
+    if not hasattr(state, "_oomph_shards"):
+        state._oomph_shards = _Shards(roots)
+    shards: _Shards = state._oomph_shards
+    return shards
 
 
 # ---- finding sharded models ----------------------------------------------------------------------
@@ -546,8 +550,10 @@ def _check(model: nn.Module, shards: _Shards, optimizers: Iterable[Optimizer]) -
     if not hasattr(shards.roots[0], "reset_iter_state"):
         raise _refused(f"torch {torch.__version__} cannot return from a pass that failed; 2.13 can")
     inside = {id(each) for each in shards.modules}
-    plain = nn.ModuleList(m for m in model.modules() if id(m) not in inside)
-    ranks_of(_Bare(plain), optimizers)  # refuses all other kinds by name
+    plain = [each for each in model.modules() if id(each) not in inside]
+    refuse_waiting([*plain, *optimizers])
+    if any(isinstance(each, nn.SyncBatchNorm) for each in plain):
+        raise _refused("SyncBatchNorm waits for other ranks in each forward")
     if any(isinstance(each, DistributedDataParallel) for each in plain):
         raise _refused("a part of it is in DistributedDataParallel")
     if any(group.mesh_info.mesh != shards.mesh for group in shards.groups):
@@ -560,20 +566,6 @@ def _check(model: nn.Module, shards: _Shards, optimizers: Iterable[Optimizer]) -
         if parameter.requires_grad and id(parameter) not in known:
             raise _refused(f"{name} is not sharded, so its gradient would differ between ranks")
     _check_again(shards)
-
-
-class _Bare(nn.Module):
-    """Modules without their children and parameters, to look at their kinds."""
-
-    def __init__(self, plain: nn.ModuleList) -> None:
-        super().__init__()
-        self._plain = plain
-
-    def modules(self, _: bool = True) -> Iterator[nn.Module]:
-        return iter(self._plain)
-
-    def parameters(self, _: bool = True) -> Iterator[nn.Parameter]:
-        return iter(())
 
 
 def _check_again(shards: _Shards) -> None:

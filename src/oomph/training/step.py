@@ -14,11 +14,13 @@ from oomph.errors import UsageError
 from oomph.records.workload import Precision
 from oomph.training.attempts import Attempts, OpenBatch, Part, device_kind
 from oomph.training.micro_batches import Batch, Division, Micro, moved, no_scalar, piece_sizes
+from oomph.training.noise_meter import NoiseMeter
 from oomph.training.ranks import At, Ranks
-from oomph.training.recovery import Recovery
-from oomph.training.rollback import OwnRollback, on_host
+from oomph.training.recovery import Recovery, release, text_of
+from oomph.training.rollback import OwnRollback, on_host, restore_rngs, rng_states
 from oomph.training.split_check import OnDifference
 from oomph.training.update import SignalsHeld, Update
+from oomph.training.vital_signs import VitalSigns
 from oomph.tricks import apply
 from oomph.tricks.offload_optimizer import knows_host, optimizer_on_host, scaler_on_host
 
@@ -116,6 +118,8 @@ class StepAttempts(Attempts):
         device: torch.device | str | int | None,
         accumulate: int,
         on_difference: OnDifference,
+        meter: NoiseMeter,
+        signs: VitalSigns,
     ) -> None:
         """device: where pieces are moved to."""
         super().__init__(
@@ -126,9 +130,10 @@ class StepAttempts(Attempts):
             ranks,
             on_difference=on_difference,
             accumulate=accumulate,
+            meter=meter,
         )
         self._loss, self._device = loss or _no_loss, device
-        self.scaler, self.update = scaler, update
+        self.scaler, self.update, self.signs = scaler, update, signs
         low = _LOW.get(recovery.resorts.variant.precision)
         self._autocast = None if low is None else torch.autocast(device_kind(model), dtype=low)
         self._losses: list[tuple[torch.Tensor, float]] = []  # loss of a piece, and its weight
@@ -141,6 +146,7 @@ class StepAttempts(Attempts):
 
     def train(self, data: Batch) -> Result:
         """Train on a batch with the Stepper's own loss."""
+        self._probe(data)
         with closing(self.pieces(data)) as pieces:
             for micro in pieces:
                 self._run(micro)
@@ -164,6 +170,54 @@ class StepAttempts(Attempts):
         with self.forward_context() or nullcontext():
             loss = self._call(self._loss, micro.data)
         self.backward(loss, micro.share)
+
+    # ---- the noise scale of batches that are not split -----------------------------------------
+
+    def _probe(self, data: Batch) -> None:
+        """Run two halves of a batch beside the whole, for their gradients' norms; undo both.
+
+        They take no more memory than the batch: gradients of the first are dropped before the
+        second. Whatever fails in them ends the probing, never the training.
+        """
+        if not self._wants_probe():
+            return
+        rngs = rng_states(device_kind(self._model), keeps_other_rngs=True)
+        with self._inside(), self._ranks.quiet():
+            self._rollback.enter()
+            self._rollback.take()
+            try:
+                self._run_halves(data)
+            except Exception as error:  # noqa: BLE001 - said; the batch itself runs next
+                release(error)
+                self._meter.stop_probing()
+                self._recovery.say(
+                    f"the gradient noise scale is not measured: halves of a batch do not run"
+                    f" ({text_of(error)})"
+                )
+            finally:
+                self._losses, self._has_updated = [], False
+                self._undo()
+                self._rollback.is_begun = False
+                restore_rngs(rngs)
+
+    def _wants_probe(self) -> bool:
+        was_whole = self.result is not None and self.result.num_pieces == 1
+        is_alone = self._accumulate == 1 and self._ranks.num_ranks == 1
+        is_fresh = not (self.is_begun or self._rollback.adds_to_gradients)
+        return self._meter.is_probe_due and was_whole and is_alone and is_fresh
+
+    def _run_halves(self, data: Batch) -> None:
+        num = self._division.num(data)
+        if num < 2:
+            return
+        sizes = [num // 2, num - num // 2]
+        self._meter.begin_probe()
+        for half, size in zip(self._division.pieces(data, sizes), sizes, strict=True):
+            self._meter.piece_of_probe(size, num)
+            self._forward_and_backward(Micro(self, half, size, 1.0, is_first=True))
+            self._meter.end_piece()
+            self._rollback.drop_gradients()
+        self._meter.end_probe()
 
     def _call(self, function: Loss, data: Batch) -> Any:
         if self._device is not None:
@@ -202,7 +256,8 @@ class StepAttempts(Attempts):
                         return self._close(is_last=True)
                     self._ranks.end()
                     return None
-            except BaseException:
+            except BaseException as error:
+                self._note(error)
                 self._give_up()
                 raise
 
@@ -310,6 +365,9 @@ class StepAttempts(Attempts):
     def _continues(self) -> bool:
         return bool(self._losses)
 
+    def _has_all_gradients(self) -> bool:
+        return not (self._carried.num or self._rollback.adds_to_gradients)
+
     def _note_check(self, batch: OpenBatch) -> None:
         sizes = piece_sizes(batch.num, batch.size)
         self._check.warn_of_doubt(batch.data, sizes, self._others(batch))
@@ -371,6 +429,8 @@ class StepAttempts(Attempts):
         if is_whole and self._division.is_given and not self._division.is_sum:
             self._ranks.weigh(self._so_far.total)
         factor, size = self._factor if is_whole else 1.0, self._so_far.size
+        if is_whole and self._ranks.is_sharded and not self._division.is_sum:
+            factor = 1 / sum(share for _, share in self._losses)  # a mean over this rank's own
         self.result = Result(
             tuple(self._losses),
             factor,
@@ -379,14 +439,18 @@ class StepAttempts(Attempts):
             num_ooms=self._recovery.num_ooms - self._recovery.num_ooms_before,
             grad_norm=self._step() if is_whole else None,
         )
-        if not is_whole:
+        if is_whole:
+            self.signs.after(self.result.losses, factor, self.result.grad_norm)
+        else:
             self._rollback.pause()
         self._ranks.end()
         return self.result
 
     def _step(self) -> torch.Tensor | None:
         try:
+            self.signs.before_update()
             norm = self.update()
+            self.signs.after_update()
         except BaseException:
             self._give_up()
             raise

@@ -6,7 +6,8 @@
 
 A step completes or does not happen. After an out-of-memory error, gradients, generators and buffers
 are restored and the same examples rerun in smaller pieces. After Ctrl-C or any other error, the
-state is that of the last complete step. With DistributedDataParallel, this holds on all ranks.
+state is that of the last complete step. With DistributedDataParallel and FSDP2, this holds on all
+ranks.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from torch.optim import Optimizer
 
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
+from oomph.records.stability import NoiseScale, StabilityWarning
 from oomph.records.workload import Precision, Variant
 from oomph.stability.examples import BatchDim
 from oomph.training.evaluation import Evaluation, Join, in_eval_mode
 from oomph.training.micro_batches import Batch, Count, Division, Micro, Split, Weight
+from oomph.training.noise_meter import NoiseMeter, NoiseScaleMode
 from oomph.training.ranks import Ranks
 from oomph.training.recovery import NAMES, recovery_for
 from oomph.training.restarting import RestartFile
@@ -35,6 +38,7 @@ from oomph.training.shards import ranks_of_any
 from oomph.training.split_check import OnDifference
 from oomph.training.step import Loss, Result, StepAttempts, scaler_for
 from oomph.training.update import Copies, SignalsHeld, Update, several
+from oomph.training.vital_signs import VitalSigns
 from oomph.tricks import apply
 from oomph.tricks.optimizer_in_backward import wants_closure
 
@@ -45,13 +49,14 @@ _FORMAT = 2  # version of the state_dict layout
 class Stepper:
     """Trains one batch at a time, in as many pieces as memory requires.
 
-    model: plain or in DistributedDataParallel, compiled or not. With DDP, each rank gets its part
-        of a batch, and all ranks step or all raise.
+    model: plain, in DistributedDataParallel or sharded by FSDP2, compiled or not. On several ranks,
+        each gets its part of a batch, and all step or all raise.
     loss: (model, batch) -> a scalar, as in a Workload; without one, use `micro`.
     plan: from oomph.plan. Its tricks are applied, and the sizes that it says fit are tried first.
     weight: what the loss averages over: "mean" over examples, "sum", "tokens" (labels that are not
         -100), "next-tokens" (for causal language models), or a function of a batch. If not given,
-        oomph finds it when a batch is first split. A wrong weight raises an error.
+        oomph finds it when a batch is first split. A wrong weight raises an error. On several
+        ranks, a weight that is given counts globally; else each rank counts the same.
     on_difference: what to do if training in pieces differs from training on whole batches, as with
         a loss that compares examples: "raise", "warn" and go on, or "ignore" (skip the check).
     accumulate: loader batches per optimizer step; `flush` ends a step early.
@@ -69,6 +74,10 @@ class Stepper:
     beside: modules that forward writes to and that neither the model nor `loss` refers to.
     restart_file: where a smaller micro-batch is noted if a step cannot be recovered in place. A
         Stepper that finds the file, as after torchrun has restarted all ranks, begins with it.
+    noise_scale: "free" measures the gradient noise scale where a step has several pieces or ranks;
+        "probe" also runs two halves of a batch, one step in fifty, where it has not; or "off".
+    watch_stability: warn of a loss that oscillates or jumps, of gradients and updates that are out
+        of proportion, of steps that the loss scaler skips, and of values that are not finite.
     """
 
     def __init__(
@@ -97,6 +106,8 @@ class Stepper:
         keeps_gradients: bool = False,
         beside: Sequence[nn.Module] = (),
         restart_file: str | os.PathLike[str] | None = None,
+        noise_scale: NoiseScaleMode = "free",
+        watch_stability: bool = True,
         say: Callable[[str], None] | None = None,
     ) -> None:
         variant, optimizers = _variant_of(plan, precision), several(optimizer)
@@ -137,6 +148,7 @@ class Stepper:
             updates_in_backward=not splits,
             say=say,
         )
+        self._meter = NoiseMeter(rollback.parameters, noise_scale if splits else "off")
         update = Update(
             optimizers,
             rollback.parameters,
@@ -145,6 +157,16 @@ class Stepper:
             clip_grad_norm=clip_grad_norm,
             copies=copies if splits else "never",
             ranks=ranks,
+            meter=self._meter,
+        )
+        self._signs = VitalSigns(
+            model,
+            self._meter,
+            scaler,
+            say,
+            is_on=watch_stability,
+            is_clipped=clip_grad_norm is not None,
+            is_first_rank=ranks.rank == 0,
         )
         self._evaluation = Evaluation(self._division.pieces, self._division.num, say)
         self._attempts = StepAttempts(
@@ -159,6 +181,8 @@ class Stepper:
             device=device,
             accumulate=accumulate,
             on_difference=on_difference if splits else "ignore",
+            meter=self._meter,
+            signs=self._signs,
         )
         self._attempts.restart_file = restarts
 
@@ -269,6 +293,16 @@ class Stepper:
     def result(self) -> Result | None:
         """Return the result of the last batch; None before the first."""
         return self._attempts.result
+
+    @property
+    def noise_scale(self) -> NoiseScale | None:
+        """Return the gradient noise scale; None while it is not known."""
+        return self._meter.noise_scale
+
+    @property
+    def stability_warnings(self) -> tuple[StabilityWarning, ...]:
+        """Return what has gone wrong with the training so far; empty while all is well."""
+        return self._signs.warnings
 
     @property
     def micro_batch(self) -> int | None:

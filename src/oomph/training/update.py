@@ -22,9 +22,17 @@ from torch.optim import Optimizer
 
 from oomph.errors import OomphError, UsageError
 from oomph.out_of_memory import is_out_of_memory
+from oomph.training.noise_meter import NoiseMeter
 from oomph.training.ranks import Answer, At, Ranks
-from oomph.training.recovery import half_updated, if_memory_allows, release, text_of, tried_twice
-from oomph.training.rollback import on_host, own_part, parameters_of
+from oomph.training.recovery import (
+    half_updated,
+    if_memory_allows,
+    own_part,
+    release,
+    text_of,
+    tried_twice,
+)
+from oomph.training.rollback import on_host, parameters_of
 from oomph.tricks.offload_optimizer import to_clip
 
 Copies = Literal["first", "always", "never"]
@@ -114,15 +122,19 @@ class Update:
         clip_grad_norm: float | None = None,
         copies: Copies = "first",
         ranks: Ranks,
+        meter: NoiseMeter | None = None,
     ) -> None:
         """parameters: all that have gradients, including ones that no optimizer updates.
 
         ranks: average gradients over these ranks; all of them step or none does.
+        meter: sees the gradients of the whole step, before they are clipped.
         """
         _check(schedulers, copies)
         self.ranks, self._parameters = ranks, parameters
         self.optimizers, self._scaler = tuple(optimizers), scaler
         self._schedulers, self._clip, self._copies = tuple(schedulers), clip_grad_norm, copies
+        self._meter = meter or NoiseMeter(parameters, "off")
+        self._factor = 1.0  # that the gradients have been scaled by
         self._num_updated = 0  # parameters updated so far; these have optimizer state
 
     def scale(self, factor: float) -> None:
@@ -133,12 +145,14 @@ class Update:
         if factor != 1:
             gradients = [own_part(p.grad) for p in self._parameters() if p.grad is not None]
             torch._foreach_mul_(gradients, factor)
-        self.ranks.ready()
+        self._factor = factor
+        self.ranks.ready(self._meter.shared(self.ranks.num_ranks))
 
     def __call__(self) -> torch.Tensor | None:
         """Step with the scaled gradients, after the vote; return their norm if they are clipped."""
         try:
             self.ranks.average()
+            self._meter.finish(self.ranks.shared, self._factor)
             return self._step()
         except BaseException:
             self._forget_unscaled()

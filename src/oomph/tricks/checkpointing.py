@@ -335,9 +335,7 @@ def recompute(model, names):
 def recomputed(block, forward, *args, **kwargs):
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    return torch.utils.checkpoint.checkpoint(
-        forward, *args, use_reentrant=False{contexts}, **kwargs
-    )
+    return torch.utils.checkpoint.checkpoint({arguments})
 '''
 
 
@@ -353,11 +351,21 @@ def _in_script(variant: Variant, possible: Possible) -> Fragment:
     )
     context, functions = "", [_IN_SCRIPT]
     if has_statistics:
-        context = ", context_fn=lambda: contexts(block)"
+        context = "context_fn=lambda: contexts(block)"
         functions.append(_contexts_code(is_selective))
     elif is_selective:
-        context = f", context_fn=lambda: {_SELECTIVELY}"
-    functions[0] = _IN_SCRIPT.replace("{contexts}", context)
+        context = f"context_fn=lambda: {_SELECTIVELY}"
+    given = "forward, *args, use_reentrant=False, **kwargs"
+    if context:
+        given = (
+            f"\n        forward,\n        *args,\n        use_reentrant=False,\n        {context},"
+        )
+        given += "\n        **kwargs,\n    "
+    functions[0] = _IN_SCRIPT.replace("{arguments}", given)
+    if possible.attention_is in ("eager", "sdpa"):  # a model of transformers
+        first = "    for block in map("
+        cache = "".join(f"    {line}\n" for line in _NO_CACHE)
+        functions[0] = functions[0].replace(first, cache + first)
     text = "\n".join([*functions, *([_SELECTIVE] if is_selective else [])])
     for name in ("CheckpointPolicy", "create_selective_checkpoint_contexts"):
         text = re.sub(rf"(?<![.\w]){name}\b", f"torch.utils.checkpoint.{name}", text)

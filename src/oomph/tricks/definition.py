@@ -125,6 +125,7 @@ class Fragment:
     makes_optimizer: bool = False  # defines planned_optimizer(parameters, make_optimizer)
     optimizer_class: str = ""  # made from (parameters, make_optimizer)
     notes: Sequence[str] = ()  # sentences for the file's docstring
+    binds_model: bool = False  # a deep copy of the model would go on computing with its weights
 
 
 # Why a trick cannot be put around a script, which makes its model and its optimizer itself.

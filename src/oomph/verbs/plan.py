@@ -34,6 +34,7 @@ def plan(
     keeps: Keeps | None = None,
     lora_rank: int | None = None,
     lora_targets: str | None = None,
+    time_limit: float | str | None = None,
     unprotected: bool = False,
     fresh: bool = False,
     say: Say | None = None,
@@ -49,12 +50,14 @@ def plan(
     is assumed for models in general. `keeps="outputs"` plans for a loop that keeps what the model
     returned until the next step, "nothing" for one that does not. `lora_rank` (16) and
     `lora_targets` ("all-linear" or "attention") are those of adapters, where `allow` names them.
+    After `time_limit` (seconds, or "60s") the best plan so far is taken; `cut` has what is left.
 
     A script (its path, or a Script with its arguments) is rehearsed unchanged, in a sandbox;
     `unprotected` runs it even if no sandbox is possible, `fresh` uses no earlier rehearsals.
     """
     from oomph.records.plan import PlanOptions
     from oomph.records.workload import check_keeps, check_lora
+    from oomph.units import seconds_of
     from oomph.verbs.notebook import draw_in_notebooks, is_in_notebook
 
     draw_in_notebooks()
@@ -68,6 +71,7 @@ def plan(
         target_ratio=target_memory,
         checked=checked_tricks(checks),
         keeps=check_keeps(keeps),
+        time_limit_s=seconds_of(time_limit),
         **check_lora(lora_rank, lora_targets),
     )
     return plan_with_options(
@@ -99,10 +103,11 @@ def plan_with_options(
     """Return the plans, with timelines if drawn; a script's with what `effort` finds to change."""
     from oomph.planning import plans
     from oomph.planning.predictions import refuse_keeps, what_to_train
+    from oomph.progress import silent
     from oomph.records.script import Script
     from oomph.sensing.target import find_target
 
-    target, tell = find_target(gpu, gpu_memory, host_memory), say or (lambda _: None)
+    target, tell = find_target(gpu, gpu_memory, host_memory), say or silent
     plans.check_options(options)
     trained = what_to_train(workload)
     if isinstance(trained, Script):

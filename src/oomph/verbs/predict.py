@@ -63,11 +63,10 @@ def predict(
     `lora_rank` (16) on the blocks' linear layers or, with `lora_targets="attention"`, on those of
     attention. `keeps="outputs"`: your loop keeps `outputs = model(...)` until the next step.
 
-    On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (all divide
-    the model and its optimizer) or "hybrid" (groups do); micro-batch and memory are per GPU. With
-    `tensor_parallel=8`, 8 GPUs share each layer. `link` joins machines of `gpus_per_node`:
-    "infiniband-400", "ethernet-100x2". `measured_step_s` is the measured time of one optimizer step
-    on that GPU, at the `measured_` settings (by default those requested): times are scaled to it.
+    On several GPUs, `sharding` is "ddp" (the default), "fsdp" (all divide the model and its
+    optimizer) or "hybrid" (groups do); micro-batch and memory are per GPU. With `tensor_parallel=8`
+    8 GPUs share each layer. `link` joins machines of `gpus_per_node`: "infiniband-400". Times are
+    scaled to `measured_step_s`, the time of a step on that GPU at the `measured_` settings.
     """
     from dataclasses import replace
 
@@ -80,6 +79,7 @@ def predict(
         refuse_measured_step,
         what_to_train,
     )
+    from oomph.progress import silent
     from oomph.records.script import Script
     from oomph.records.workload import (
         Variant,
@@ -126,7 +126,7 @@ def predict(
     described = (measured_micro_batch, measured_precision, measured_checkpointing)
     check_measured_step(measured_step_s, described, is_named=gpu is not None)
     measured = None if measured_step_s is None else (like, measured_step_s)
-    tell, trained = say or (lambda _: None), what_to_train(workload)
+    tell, trained = say or silent, what_to_train(workload)
     if isinstance(trained, Script):
         refuse_measured_step(measured)
         refuse_keeps(keeps)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oomph.records.plan import Plan
+    from oomph.records.stability import LearningRateChange, LearningRateRule, NoiseScale
     from oomph.training.adapters import accelerate as accelerate
     from oomph.training.stepper import Stepper as Stepper
 
@@ -20,6 +21,28 @@ def apply(plan: Plan, model: Any, make_optimizer: Callable[[Any], Any] | None = 
     from oomph.tricks import apply as training
 
     return training.apply(plan, model, make_optimizer)
+
+
+def scale_learning_rate(
+    optimizer: Any,
+    from_batch: int,
+    to_batch: int,
+    noise_scale: float | NoiseScale | None = None,
+    *,
+    rule: LearningRateRule | None = None,
+) -> LearningRateChange:
+    """Change an optimizer's learning rates in place, to train with another batch size.
+
+    SGD's follow the batch, those of Adam and its like the root of it; with a `noise_scale`
+    (`step.noise_scale`, or a number of examples), only as far as a larger batch helps. `rule` is
+    "linear", "square-root" or "noise-curve", if not by the optimizer. Adam's betas and epsilon are
+    changed with it, and so is what the optimizer's schedulers keep. Return what was changed.
+    """
+    from oomph.stability import learning_rate
+
+    return learning_rate.scale_learning_rate(
+        optimizer, from_batch, to_batch, noise_scale, rule=rule
+    )
 
 
 def offloaded_activations() -> Any:

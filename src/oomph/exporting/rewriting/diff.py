@@ -206,7 +206,9 @@ def _with_trainer(draft: Draft, seen: Seen, variant: Variant) -> Draft:
     return _with_loader_of_tool(draft, seen, variant)
 
 
-def _with_accelerator(draft: Draft, seen: Seen, variant: Variant) -> Draft:
+def _with_accelerator(
+    draft: Draft, seen: Seen, variant: Variant, *, sets_precision: bool = True
+) -> Draft:
     source, call = _the_calls(draft.code, "Accelerator")[0]
     if variant.accumulation > 1 and not any(
         "accumulate" in one.names for one in draft.code.files.values()
@@ -216,7 +218,7 @@ def _with_accelerator(draft: Draft, seen: Seen, variant: Variant) -> Draft:
             " `with accelerator.accumulate(model):`"
         )
     wanted = dict(accelerate_settings(variant).arguments)
-    if _computes_alike(seen, variant):
+    if _computes_alike(seen, variant) or not sets_precision:
         wanted.pop("mixed_precision")
     draft = _with_keywords(draft, ("Accelerator",), wanted)
     return _with_loader_of_tool(draft, seen, variant)
@@ -257,17 +259,20 @@ def script_changes(
     plan: Plan,
     *,
     possible: Possible | None = None,
+    autocasts: bool = False,
     directory: str = "/",
 ) -> ScriptChanges:
     """Return the changes. The first source, by path, is the script, then the user's own imports.
 
-    `possible` has the names of the model's parts. The diff names files relative to `directory`, so
-    that git apply works there.
+    `possible` has the names of the model's parts. With `autocasts`, a loop of accelerate gets
+    torch's autocast around forward and loss: accelerate's own casts what the model returns to
+    fp32. The diff names files relative to `directory`, so that git apply works there.
     """
     readable, by_hand = _read(sources)
     start = Draft(code=code_of(readable, seen), arguments=(*arguments,))
     draft, left = start, list[Aspect]()
-    for change in _changes(start.code, seen, plan.variant, possible) if readable else []:
+    changes = _changes(start.code, seen, plan.variant, possible, autocasts) if readable else []
+    for change in changes:
         changed = _tried(change, draft)
         if isinstance(changed, Draft):
             draft = changed
@@ -333,7 +338,9 @@ class Change:
     make: Callable[[Draft], Draft]  # raises NotCertain
 
 
-def _changes(code: Code, seen: Seen, variant: Variant, possible: Possible | None) -> list[Change]:
+def _changes(
+    code: Code, seen: Seen, variant: Variant, possible: Possible | None, autocasts: bool
+) -> list[Change]:
     framework = framework_of(code)
     segments = Change("other", "expandable segments", lambda d: with_segments(d, variant))
     offload = Change(
@@ -352,15 +359,14 @@ def _changes(code: Code, seen: Seen, variant: Variant, possible: Possible | None
         ),
         *_on_model(seen, variant, possible),
     ]
+    autocast = Change(
+        "precision",
+        f"autocast to {variant.precision}",
+        lambda d: with_precision(d, seen, variant),
+    )
     split = _split(variant)
     if framework is None:
-        around = [
-            Change(
-                "precision",
-                f"autocast to {variant.precision}",
-                lambda d: with_precision(d, seen, variant),
-            ),
-        ]
+        around = [autocast]
         if variant.num_gpus == 1:
             around.insert(0, Change("split", split, lambda d: with_split(d, seen, variant)))
         return [*around, *settings]
@@ -371,6 +377,9 @@ def _changes(code: Code, seen: Seen, variant: Variant, possible: Possible | None
     if framework == "hf":  # it sets the optimizer, TF32 and checkpointing itself
         own = (one for one in _on_model(seen, variant, possible) if one.aspect != "checkpointing")
         return [of_tool, offload, segments, *own]
+    if autocasts and framework == "accelerate":
+        without = partial(_with_accelerator, seen=seen, variant=variant, sets_precision=False)
+        return [Change("split", split, without), autocast, *settings]
     return [of_tool, *settings]
 
 

@@ -53,6 +53,8 @@ def with_lines_on_model(draft: Draft, seen: Seen, fragment: Fragment) -> Draft:
         raise NotCertain(
             f"{source.path} copies the model to several GPUs, whose blocks would share"
         )
+    if fragment.binds_model and any("deepcopy" in one.names for one in draft.code.files.values()):
+        raise NotCertain("the script copies a model, and a copy would compute with these weights")
     lines = [re.sub(r"\bmodel\b", model.name, line) for line in fragment.on_model]
     text = "\n".join(
         [*fragment.constants, *(one.strip("\n") + "\n\n" for one in fragment.functions)]
@@ -77,8 +79,9 @@ def with_imports(draft: Draft, source: Source, imports: Sequence[str], text: str
         return draft
     last = _last_import(source)
     rest = source.text[source.next_line(source.span(last)[1]) :]
-    if text and rest.strip() and not rest.startswith(("\n", "\r")):
-        added += ["", ""]
+    if text and rest.strip():  # two blank lines below a function
+        found = re.match(r"(?:[ \t]*(?:\r\n|\r|\n))*", rest)
+        added += [""] * max(0, 2 - len((found.group() if found else "").splitlines()))
     return draft.plus(source.after(last, added))
 
 

@@ -2,7 +2,8 @@
 
 Only names and values are compared here, so nothing is certain: each start is to be rehearsed, and
 used only if the rehearsal shows what was planned. Settings are arguments (argparse, click, fields
-of a dataclass that a parser fills, `name=value`) and lines of a configuration file.
+of a dataclass that a parser fills, `name=value`), lines of a configuration file, and named numbers
+in the text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import islice
 
 from oomph.exporting.rewriting.draft import Global, Option, option_made, settable_globals
 from oomph.exporting.rewriting.origin import whole_number
-from oomph.exporting.rewriting.source import Code, NotCertain, argument_of, last_name
+from oomph.exporting.rewriting.source import Code, NotCertain, Source, argument_of, last_name
 from oomph.records.script import Aspect, Seen
 from oomph.records.workload import Variant
 
@@ -45,7 +46,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Arguments to start the script with, and configuration files that read otherwise."""
+    """Arguments to start the script with, and files that read otherwise, by absolute path."""
 
     arguments: tuple[str, ...]
     edited: tuple[tuple[str, str], ...] = ()
@@ -186,6 +187,9 @@ def _settings(
     for path, text in configs.items():
         for line in _LINE.finditer(text):
             yield _of_line(path, line)
+    for source in code.files.values():
+        for place, (name, node) in enumerate(_written(source)):
+            yield _of_text(source, place, name, node)
 
 
 def _of_option(option: Option, known: Sequence[str], arguments: Sequence[str]) -> Setting:
@@ -304,6 +308,53 @@ def _of_line(path: str, line: re.Match[str]) -> Setting:
 
     name = line["name"].lower().replace("-", "_")
     return Setting(name=name, value=int(line["value"]), put=put)
+
+
+def _written(source: Source) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the numbers and switches in a file's text that have a name, in their order."""
+    for node in source.nodes:
+        pairs: list[tuple[str, ast.expr | None]] = []
+        if isinstance(node, ast.Assign):
+            pairs = [(last_name(target), node.value) for target in node.targets]
+        elif isinstance(node, ast.AnnAssign):
+            pairs = [(last_name(node.target), node.value)]
+        elif isinstance(node, ast.keyword):
+            pairs = [(node.arg or "", node.value)]
+        elif isinstance(node, ast.Dict):
+            names = [one.value if isinstance(one, ast.Constant) else "" for one in node.keys]
+            pairs = [(str(name), value) for name, value in zip(names, node.values, strict=True)]
+        elif isinstance(node, ast.arguments):
+            own = [*node.posonlyargs, *node.args]
+            last = own[len(own) - len(node.defaults) :]
+            pairs = [(one.arg, value) for one, value in zip(last, node.defaults, strict=True)]
+            pairs += [
+                (one.arg, value)
+                for one, value in zip(node.kwonlyargs, node.kw_defaults, strict=True)
+            ]
+        for name, value in pairs:
+            if value is not None and name and _plain(value) is not None:
+                yield name, value
+
+
+def _plain(node: ast.expr) -> int | bool | None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        return node.value
+    return whole_number(node)
+
+
+def _of_text(source: Source, place: int, name: str, node: ast.expr) -> Setting:
+    """A number or a switch in the script's own text, such as `batch_size = 32`."""
+
+    def put(start: Start, value: str | None) -> Start:
+        texts = dict(start.edited)
+        now = Source(source.path, texts.get(source.path, source.text))
+        there = list(_written(now))[place][1]  # a number became another number: all are there
+        after, _ = now.edited([now.replaced(there, "True" if value is None else value)])
+        texts[source.path] = after.text
+        return Start(arguments=start.arguments, edited=tuple(texts.items()))
+
+    value = _plain(node)
+    return Setting(name=name.lower(), value=value, put=put, is_flag=isinstance(value, bool))
 
 
 def config_paths(code: Code, arguments: Sequence[str]) -> list[str]:

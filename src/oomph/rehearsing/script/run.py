@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from oomph.rehearsing.script.rehearsal import Rehearsal
 
 LIMIT_S = 600.0  # judgement: as long as a user would wait; OOMPH_REHEARSAL_LIMIT changes it
-TELLS_EVERY_S = 15.0  # judgement: often enough to show that it is still running
+TELLS_EVERY_S = 5.0  # judgement: often enough to show that it is still running
 _MOST_REMEMBERED, _MOST_QUOTED = 2000, 300  # judgement: characters of the script's output
 
 
@@ -219,7 +219,7 @@ def _watch_the_clock(limit_s: float, rehearsal: Rehearsal, hand_over: HandOver) 
         while (now := time.monotonic()) < start + limit_s:
             if now - shown_at >= TELLS_EVERY_S:
                 shown_at = now
-                progress = f"after {now - start:.0f} s {rehearsal.progress()}; it is at {place()}"
+                progress = f"rehearsing: {rehearsal.progress()}; it is at {place()}"
                 line = f"{PROGRESS}{progress} (oomph gives up after {limit_s:.0f} s)\n"
                 with contextlib.suppress(OSError):
                     os.write(2, line.encode())  # the script may have replaced sys.stderr

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from oomph.records.stability import NoiseScale
 from oomph.training.adapters.window import Window, ranks_for, total_loss
 from oomph.training.evaluation import Join, evaluation_for, in_eval_mode
 from oomph.training.micro_batches import Batch, Micro
@@ -35,7 +36,7 @@ class Guard:
 
     model, optimizer: as `accelerator.prepare` returned them; a list for several optimizers.
     options: plan, micro_batch, weight, on_difference, whole, batch_dim, split, count, last_resorts,
-        keeps_other_rngs, beside: as for a Stepper.
+        keeps_other_rngs, beside, noise_scale: as for a Stepper.
     """
 
     def __init__(
@@ -103,6 +104,11 @@ class Guard:
     def micro_batch(self) -> int | None:
         """Return the examples at a time in the last batch; None before the first."""
         return self._window.micro_batch
+
+    @property
+    def noise_scale(self) -> NoiseScale | None:
+        """Return the gradient noise scale, if it is known yet."""
+        return self._window.noise_scale
 
     @property
     def num_ooms(self) -> int:

@@ -120,11 +120,13 @@ class TrainerMixin(_Trainer):  # type: ignore[misc]
         return loss, *whole
 
     def log(self, logs: dict[str, float], *args: Any, **keywords: Any) -> None:
-        """Also log the micro-batch and the number of errors, once there was one."""
+        """Also log the noise scale, if known, and the micro-batch and errors, if there were any."""
         window = self._oomph_window
         if window is not None and window.num_ooms and "loss" in logs:
             logs["micro_batch"] = float(window.micro_batch or 0)
             logs["num_ooms"] = float(window.num_ooms)
+        if window is not None and "loss" in logs and (scale := window.noise_scale) is not None:
+            logs["noise_scale"] = scale.examples
         super().log(logs, *args, **keywords)
 
     def _window(self, model: Any) -> Window:

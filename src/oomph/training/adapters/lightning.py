@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from oomph.errors import UsageError
+from oomph.records.stability import NoiseScale
 from oomph.training.adapters.window import Window, ranks_for, total_loss
 from oomph.training.evaluation import evaluation_for, shares_of
 from oomph.training.evaluation import joined as joined_results
@@ -204,7 +205,7 @@ class GuardHooks:
     """The hooks of the callback; `Guard` combines them with Lightning's Callback.
 
     options: plan, micro_batch, weight, on_difference, whole, batch_dim, split, count, last_resorts,
-        keeps_other_rngs, beside: as for a Stepper.
+        keeps_other_rngs, beside, noise_scale: as for a Stepper.
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
@@ -223,6 +224,11 @@ class GuardHooks:
     def num_ooms(self) -> int:
         """Return the number of out-of-memory errors recovered from."""
         return self._window.num_ooms if self._window else 0
+
+    @property
+    def noise_scale(self) -> NoiseScale | None:
+        """Return the gradient noise scale, if it is known yet."""
+        return self._window.noise_scale if self._window else None
 
     # ---- hooks ---------------------------------------------------------------------------------
 

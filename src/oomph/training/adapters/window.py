@@ -18,10 +18,12 @@ from torch.optim import Optimizer
 
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
+from oomph.records.stability import NoiseScale
 from oomph.records.workload import Variant
 from oomph.stability.examples import BatchDim
 from oomph.training.attempts import Attempts, OpenBatch, Part, device_kind
 from oomph.training.micro_batches import Batch, Count, Division, Micro, Split, Weight, piece_sizes
+from oomph.training.noise_meter import NoiseMeter, NoiseScaleMode
 from oomph.training.ranks import At, Ranks, ranks_of
 from oomph.training.recovery import NAMES, recovery_for
 from oomph.training.rollback import Rollback, rng_states
@@ -52,6 +54,7 @@ class Options(Splitting, total=False):
     last_resorts: Sequence[str]
     keeps_other_rngs: bool
     beside: Sequence[nn.Module]
+    noise_scale: NoiseScaleMode
 
 
 class Window(Attempts):
@@ -59,7 +62,8 @@ class Window(Attempts):
 
     plan: the size that it says fits is tried first and grows to what measurements allow. Its tricks
         are applied by its exports (to_hf, to_lightning, to_accelerate).
-    micro_batch, on_difference, last_resorts, keeps_other_rngs, beside, splitting: as for a Stepper.
+    micro_batch, on_difference, last_resorts, keeps_other_rngs, beside, noise_scale, splitting: as
+        for a Stepper.
     backward: (loss, share) -> backward of a piece, if the piece is to run it.
     is_zeroed_later: gradients that exist when a window begins are those of the last step.
     ranks: where the model is replicated; in `close` they vote and average gradients.
@@ -77,6 +81,7 @@ class Window(Attempts):
         last_resorts: Sequence[str] = NAMES,
         keeps_other_rngs: bool = False,
         beside: Sequence[nn.Module] = (),
+        noise_scale: NoiseScaleMode = "free",
         backward: Callable[[torch.Tensor, float], None] | None = None,
         is_zeroed_later: bool = False,
         ranks: Ranks | None = None,
@@ -86,7 +91,13 @@ class Window(Attempts):
         rollback = Rollback(model, optimizers, keeps_other_rngs=keeps_other_rngs, beside=beside)
         division = Division(**splitting)
         super().__init__(
-            model, division, rollback, recovery, ranks or Ranks(), on_difference=on_difference
+            model,
+            division,
+            rollback,
+            recovery,
+            ranks or Ranks(),
+            on_difference=on_difference,
+            meter=NoiseMeter(rollback.parameters, noise_scale),
         )
         self._backward, self._is_zeroed_later = backward, is_zeroed_later
         self._device_kind, self._keeps_other_rngs = device_kind(model), keeps_other_rngs
@@ -96,6 +107,11 @@ class Window(Attempts):
     def num_ooms(self) -> int:
         """Return the number of out-of-memory errors recovered from."""
         return self._recovery.num_ooms
+
+    @property
+    def noise_scale(self) -> NoiseScale | None:
+        """Return the gradient noise scale, if it is known yet."""
+        return self._meter.noise_scale
 
     # ---- what adapters call --------------------------------------------------------------------
 
@@ -122,9 +138,10 @@ class Window(Attempts):
         """End the window before the library's optimizer steps; its batches are not rerun."""
         try:
             with SignalsHeld():
-                self._ranks.ready()
+                self._ranks.ready(self._meter.shared(self._ranks.num_ranks))
                 self._ranks.settle(At.LAST_BATCH, True, self._recovery)
                 self._ranks.average()
+                self._meter.finish(self._ranks.shared)
                 self._ranks.end()
         except BaseException:
             self._give_up()
@@ -148,6 +165,9 @@ class Window(Attempts):
 
     def _keeps_gradients(self) -> bool:
         return not self._is_zeroed_later
+
+    def _has_all_gradients(self) -> bool:
+        return self._is_zeroed_later or all(p.grad is None for p in self._rollback.parameters())
 
     def _set_size(self, batch: OpenBatch) -> None:
         """Set the size of a batch; one that succeeded is rerun as it was."""
