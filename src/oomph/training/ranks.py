@@ -92,11 +92,12 @@ class At(IntEnum):
 class Next(IntEnum):
     """What a rank of a sharded model does next; all ranks do the lowest first (shards.py)."""
 
-    FORWARD = 1  # without backward
-    WEIGH = 2  # add up the weights of all ranks' batches
-    TRAIN = 3  # forward and backward of a piece
-    NOTHING = 4
-    NONE = 5  # this is not a vote on what comes next
+    TRIAL = 1  # of a split: one rank at a time
+    FORWARD = 2  # without backward
+    WEIGH = 3  # add up the weights of all ranks' batches
+    TRAIN = 4  # forward and backward of a piece
+    NOTHING = 5
+    NONE = 6  # this is not a vote on what comes next
 
 
 class FellShortElsewhere(Exception):
