@@ -383,6 +383,8 @@ class _Gathers:
         self.allocate = inner.allocate
 
     def __call__(self, *tensors: Any, **options: Any) -> Any:
+        if self._tape.is_broken:
+            raise RuntimeError("a collective has failed before")
         with SignalsHeld():  # what is noted is issued
             self._note()
             try:
