@@ -310,8 +310,8 @@ SHARED_NAMES = {
     "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check",
     "checkpointing", "compare", "explain", "gpus", "hf", "launch", "lightning", "live", "loop",
     "notebook", "plan", "planned", "precision", "predict", "prediction", "ranks", "recorder",
-    "reductions", "report", "run", "runs", "script", "serve", "sharding", "snapshot", "tensors",
-    "verify", "watch",
+    "reductions", "report", "run", "runs", "script", "serve", "sharding", "snapshot",
+    "stability", "tensors", "verify", "watch",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from oomph.errors import OomphError as OomphError
     from oomph.monitoring.in_script import watching as watching
+    from oomph.monitoring.memory_history import record as record
     from oomph.records.script import Script as Script
     from oomph.records.workload import Workload as Workload
     from oomph.verbs import hf as hf
@@ -65,6 +66,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "predict": ("oomph.verbs.predict", "predict"),
     "print_gpu_utilisation": ("oomph.verbs.gpus", "print_gpu_utilisation"),
     "print_gpu_utilization": ("oomph.verbs.gpus", "print_gpu_utilisation"),
+    "record": ("oomph.monitoring.memory_history", "record"),
     "report": ("oomph.verbs.report", "report"),
     "runs": ("oomph.verbs.watch", "runs"),
     "scale_learning_rate": ("oomph.verbs.training", "scale_learning_rate"),
@@ -95,6 +97,7 @@ __all__ = [
     "predict",
     "print_gpu_utilisation",
     "print_gpu_utilization",
+    "record",
     "report",
     "runs",
     "scale_learning_rate",

@@ -23,6 +23,7 @@ ACTIVATIONS = "activations and other results of the forward"
 _BACKWARD = "made by the backward"
 _GRADIENTS = "gradients"
 _OPTIMIZER = "optimizer"
+_NO_STACK = "made without a Python stack: mostly by the backward"
 _LOADED = "parameters, buffers and batches moved to the GPU"
 OTHER = "other tensors of your program"
 
@@ -114,6 +115,8 @@ class Naming:
     def category(self, one: Allocation) -> str:
         if one.birth >= 0 and _is_inside(self._steps, self._times[one.birth]):
             return _OPTIMIZER
+        if one.birth >= 0 and not one.stack:
+            return _NO_STACK
         return self.category_of_stack(one.stack)
 
     def _category_of_stack(self, number: int) -> str:
@@ -142,7 +145,7 @@ class Naming:
         place = own or (python[0] if python else None)
         if place is not None:
             return f"{place.file}:{place.line} in {place.name}"
-        return _node(frames) or "no stack recorded"
+        return _node(frames) or "no Python stack recorded"
 
     def _forwards(self, number: int) -> tuple[tuple[str, str], ...]:
         """Return the file and name of each of the user's forwards around, innermost first."""

@@ -25,8 +25,9 @@ from oomph.predicting.recorded import (
 )
 from oomph.predicting.reproduction import Reproduction, reproduce
 from oomph.records.explanation import Explanation, Gate, Holder, Remedy, Share, Verdict
+from oomph.records.recording_facts import RecordingFacts
 from oomph.records.snapshot import DeviceSnapshot, Snapshot
-from oomph.units import GIB, format_bytes, format_ratio
+from oomph.units import GIB, MIB, format_bytes, format_duration, format_ratio
 
 _SOME_RATIO = 0.05  # of what is live: less is not worth a line of its own
 _GAIN_RATIO = 0.01  # a change of the program that saves less is not shown
@@ -44,11 +45,12 @@ def explain_snapshot(
     *,
     source: str,
     gpu_bytes: int | None = None,
-    script: str | None = None,
+    facts: RecordingFacts | None = None,
 ) -> Explanation:
     """Explain the GPU of a snapshot that ran out of memory; else the one that held most.
 
-    `gpu_bytes` is the memory of the GPU, which a snapshot does not have.
+    `gpu_bytes` is the memory of the GPU, which a snapshot does not have; `facts` are what
+    `oomph.record` wrote beside it.
     """
     device = _decisive(snapshot)
     if device is None:
@@ -59,7 +61,7 @@ def explain_snapshot(
             confidence="measured",
             record_better=_RECIPE,
         )
-    return _Case(snapshot, device, source, gpu_bytes, script).explained()
+    return _Case(snapshot, device, source, gpu_bytes, facts).explained()
 
 
 def compare_snapshots(before: Snapshot, after: Snapshot, *, source: str) -> Explanation:
@@ -136,10 +138,12 @@ class _Case:
         device: DeviceSnapshot,
         source: str,
         gpu_bytes: int | None,
-        script: str | None,
+        facts: RecordingFacts | None,
     ) -> None:
         self.snapshot, self.device = snapshot, device
-        self.source, self.gpu_bytes, self.script = source, gpu_bytes, script
+        self.source, self.facts = source, facts
+        self.gpu_bytes = gpu_bytes or (facts.total_bytes if facts else None)
+        self.script = facts.script if facts else None
         self.events = device.events()
         self.settings = recorded_settings(snapshot.settings, device.segments)
         self.naming = Naming(snapshot, device)
@@ -237,17 +241,16 @@ class _Case:
         if moment.pools_bytes > moment.reserved_bytes // 2:
             facts.append(f"private pools held {format_bytes(moment.pools_bytes)}")
             return "graphs", "private pools (CUDA graphs) held the memory", facts
+        pieces = format_bytes(budget - live)
         helps = [one.name for one in remedies if one.helps and one.source == "replay"]
-        if helps:
-            facts.append(f"with {helps[0]} the replay passes with the same memory")
-        return (
-            "fragmentation",
-            (
-                f"fragmentation: {format_bytes(asked)} were requested, and"
-                f" {format_bytes(budget - live)} were there in pieces"
-            ),
-            facts,
-        )
+        if helps or not remedies:
+            if helps:
+                facts.append(f"with {helps[0]} the replay passes with the same memory")
+            text = f"fragmentation: {format_bytes(asked)} were requested, and {pieces} were there"
+            return "fragmentation", f"{text} in pieces", facts
+        facts.append(f"{pieces} were left in pieces, and no setting of the allocator joins them")
+        text = f"too much at once: {format_bytes(asked)} more were requested of a GPU that was full"
+        return "capacity", text, facts
 
     def _grew(self, facts: list[str]) -> tuple[Verdict, str, list[str]]:
         top = self.growth[0]
@@ -431,6 +434,8 @@ class _Case:
         return self.reproduction is not None and self.oom_at is not None
 
     def _caveats(self) -> Iterator[str]:
+        if self.facts is not None:
+            yield _in_words(self.facts)
         if self.reproduction is None:
             yield (
                 "no allocations are recorded, only what was held when it was taken: history was"
@@ -461,9 +466,23 @@ class _Case:
         if verdict == "fragmentation" and not self.settings.expandable_segments:
             return f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python {script}"
         size = self.gpu_bytes or self.moment.budget_bytes
-        if verdict in ("capacity", "request", "full") and size is not None:
-            return f"oomph plan {script} --gpu-memory {size / GIB:.2f}GiB"
+        if verdict in ("capacity", "request", "full", "fragmentation") and size is not None:
+            return f"oomph plan {script} --gpu-memory {_typed(size)}"
         return None
+
+
+def _typed(size_bytes: int) -> str:
+    """Return a size as it is typed in a command."""
+    is_large = size_bytes >= 4 * GIB
+    return f"{size_bytes / GIB:.2f}GiB" if is_large else f"{size_bytes // MIB}MiB"
+
+
+def _in_words(facts: RecordingFacts) -> str:
+    parts = [facts.gpu, f"torch {facts.torch_version}"]
+    parts += [f"rank {facts.rank}"] if facts.rank else []
+    parts += [f"after step {facts.step}"] if facts.step is not None else []
+    parts += [facts.alloc_conf] if facts.alloc_conf else []
+    return f"recorded on {', '.join(parts)}; after {format_duration(facts.after_s)}"
 
 
 def _listed(devices: Sequence[int]) -> str:

@@ -60,7 +60,9 @@ def hooked(module: str, statement: str) -> Iterator[dict[str, str]]:
 
 def after_import(module: str, action: Callable[[], None]) -> None:
     """Call a function once a module has been imported for the first time."""
-    sys.meta_path.insert(0, _Finder(module, action))
+    # Behind those that are there: of commands in commands, the inner one's action comes first.
+    num_before = sum(isinstance(finder, _Finder) for finder in sys.meta_path)
+    sys.meta_path.insert(num_before, _Finder(module, action))
 
 
 class _Finder:
@@ -82,7 +84,7 @@ class _Finder:
         load = loader.exec_module
 
         def load_and_act(module: ModuleType) -> None:
-            del loader.exec_module  # the class's own, as if it had been loaded without us
+            loader.__dict__.pop("exec_module", None)  # as if it had been loaded without us
             load(module)
             self._action()
 

@@ -30,7 +30,11 @@ ACTIONS = (
 STATES = ("active_allocated", "active_pending_free", "inactive")
 _MOST_BYTES = 1 << 50
 _MOST_ADDRESS = 1 << 62
+# All GPUs of a large machine have a few TiB. Pages of expandable segments are counted one by one.
+_MOST_RESERVED_BYTES = 1 << 43
+_MOST_MAPPED_BYTES = 1 << 47  # over a whole trace
 _LONGEST_TEXT = 1000
+_NUM_INTERVALS, _DIVISIONS = 16, (0, 1, 2, 4, 8, 16, 32, 64)
 _LEAST_MEMORY_BYTES = 1 << 30
 _MOST_INFLATED = 60  # times the size of a gzip file
 
@@ -98,6 +102,8 @@ class Checked:
         if not isinstance(content, dict) or not isinstance(content.get("segments"), list):
             raise Refused("it has no list of segments")
         self.segments = [self._segment(one) for one in content["segments"]]
+        if sum(segment[2] for segment in self.segments) > _MOST_RESERVED_BYTES:
+            raise Refused("its segments are larger than any machine's GPUs")
         traces = content.get("device_traces") or []
         if not isinstance(traces, list):
             raise Refused("device_traces is not a list")
@@ -184,6 +190,10 @@ class Checked:
         for column, most in ((addresses, _MOST_ADDRESS), (sizes, _MOST_BYTES)):
             if column and (min(column) < 0 or max(column) > most):
                 raise Refused("an event's address or size is out of range")
+        maps = (codes["segment_map"], codes["segment_unmap"])
+        mapped = (size for size, action in zip(sizes, actions, strict=True) if action in maps)
+        if sum(mapped) > _MOST_MAPPED_BYTES:
+            raise Refused("more is mapped than in any training")
         return actions, addresses, sizes, streams, times, stacks
 
     # ---- stacks: few differ, so each is kept once
@@ -218,18 +228,24 @@ class Checked:
     # ---- the rest
 
     def _settings(self, written: Any) -> dict[str, Any] | None:
+        """Return the settings that decide where blocks lie, if they make sense."""
         if not isinstance(written, dict):
             return None
-        self._count(len(written))
-        plain: dict[str, Any] = {}
-        for key, value in written.items():
-            if isinstance(value, bool | int | float):
-                plain[_text(key)] = value if value == value else 0
-            elif isinstance(value, str):
-                plain[_text(key)] = _text(value)
-            elif key == "roundup_power2_divisions" and isinstance(value, dict):
-                self._count(len(value))
-                plain[key] = {_text(str(size)): _whole(value[size]) for size in value}
+        get, plain = written.get, dict[str, Any]()
+        if isinstance(get("PYTORCH_CUDA_ALLOC_CONF"), str):
+            plain["PYTORCH_CUDA_ALLOC_CONF"] = _text(get("PYTORCH_CUDA_ALLOC_CONF"))
+        split = get("max_split_size")
+        if type(split) is int and split <= _MOST_BYTES:
+            plain["max_split_size"] = split
+        ratio = get("garbage_collection_threshold")
+        if isinstance(ratio, int | float) and 0 <= ratio < 1:
+            plain["garbage_collection_threshold"] = ratio
+        plain["expandable_segments"] = get("expandable_segments") is True
+        divisions = get("roundup_power2_divisions")
+        if isinstance(divisions, dict) and len(divisions) == _NUM_INTERVALS:
+            values = list(divisions.values())
+            if all(type(value) is int and value in _DIVISIONS for value in values):
+                plain["roundup_power2_divisions"] = {str(n): v for n, v in enumerate(values)}
         return plain
 
     def _annotations(self, written: Any) -> list[list[Any]]:

@@ -42,7 +42,7 @@ def explain(
         return _of_text(_pieces(what), "standard input", alloc_conf)
     name = os.fspath(what)
     if os.path.isdir(name) or not os.path.exists(name):  # noqa: PTH110, PTH112 - as it was given
-        return _of_run(name, alloc_conf)
+        return _of_run(name, alloc_conf, gpu_memory)
     return _of_file(name, alloc_conf, gpu_memory)
 
 
@@ -61,12 +61,19 @@ def _of_file(name: str, alloc_conf: str, gpu_memory: str | int | None) -> Explan
 
 
 def _of_snapshot(name: str, gpu_memory: str | int | None) -> Explanation:
+    from pathlib import Path
+
     from oomph.explaining.snapshot import explain_snapshot
+    from oomph.records.recording_facts import RecordingFacts, facts_path
+    from oomph.records.stored import from_json_file
     from oomph.snapshots.loading import load
     from oomph.units import parse_bytes
 
     gpu_bytes = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
-    return explain_snapshot(load(name), source=name, gpu_bytes=gpu_bytes)
+    beside, facts = facts_path(Path(name)), None
+    if beside.exists():
+        facts = from_json_file(RecordingFacts, beside, what="file of oomph.record")
+    return explain_snapshot(load(name), source=name, gpu_bytes=gpu_bytes, facts=facts)
 
 
 def _of_two(earlier: object, later: str) -> Explanation:
@@ -92,10 +99,12 @@ def _of_text(pieces: Iterable[bytes], name: str, alloc_conf: str) -> Explanation
     return explain_log(read_log(pieces), source=name, settings=alloc_conf)
 
 
-def _of_run(name: str, alloc_conf: str) -> Explanation | None:
+def _of_run(name: str, alloc_conf: str, gpu_memory: str | int | None) -> Explanation | None:
+    from dataclasses import replace
+
     from oomph.errors import UsageError
     from oomph.explaining.ended import explain_run
-    from oomph.verbs.watch import load_run
+    from oomph.verbs.watch import load_run, memory_snapshots
 
     try:
         run: Run = load_run(name)
@@ -107,4 +116,10 @@ def _of_run(name: str, alloc_conf: str) -> Explanation | None:
             because=error.what,
             attempt="oomph explain oom.log, or python train.py 2>&1 | oomph explain -",
         ) from None
-    return explain_run(run, settings=alloc_conf)
+    explained = explain_run(run, settings=alloc_conf)
+    recorded = memory_snapshots(name)
+    if not recorded:
+        return explained
+    found = _of_snapshot(str(recorded[0]), gpu_memory)
+    message = explained.message if explained else None
+    return replace(found, source=f"run {run.id}", message=message)

@@ -63,11 +63,10 @@ def predict(
     `lora_rank` (16) on the blocks' linear layers or, with `lora_targets="attention"`, on those of
     attention. `keeps="outputs"`: your loop keeps `outputs = model(...)` until the next step.
 
-    On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (all divide
-    the model and its optimizer) or "hybrid" (groups do); micro-batch and memory are per GPU. With
-    `tensor_parallel=8`, 8 GPUs share each layer. `link` joins machines of `gpus_per_node`:
-    "infiniband-400", "ethernet-100x2". `measured_step_s` is the measured time of one optimizer step
-    on that GPU, at the `measured_` settings (by default those requested): times are scaled to it.
+    On several GPUs, `sharding` is "ddp" (the default), "fsdp" (all divide the model and its
+    optimizer) or "hybrid" (groups do); micro-batch and memory are per GPU. With `tensor_parallel=8`
+    8 GPUs share each layer. `link` joins machines of `gpus_per_node`: "infiniband-400". Times are
+    scaled to `measured_step_s`, the time of a step on that GPU at the `measured_` settings.
     """
     from dataclasses import replace
 
