@@ -72,6 +72,7 @@ class Attempts:
             recovery.say,
             on_difference=on_difference,
             around=self.forward_context,
+            dtypes=ranks.dtypes,
         )
         self.restart_file, self._size = RestartFile(None), 0  # what to note there: the last size
         self._opened: list[OpenBatch] = []  # since the last update

@@ -152,6 +152,11 @@ class Ranks:
         return False
 
     @property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        """Return the dtypes that the wrapper computes and reduces in, if not the parameters'."""
+        return frozenset()
+
+    @property
     def is_joint(self) -> bool:
         """Return whether the model is replicated or sharded, even if on one rank only."""
         return self.is_replicated or self.is_sharded

@@ -110,6 +110,12 @@ class ShardedRanks(Ranks):
     def is_sharded(self) -> bool:
         return True
 
+    @property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        policies = [group.mp_policy for group in self._shards.groups]
+        found = {dtype for each in policies for dtype in (each.param_dtype, each.reduce_dtype)}
+        return frozenset(found - {None})
+
     def begin(self) -> None:
         super().begin()
         _check_again(self._shards)

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from oomph.errors import OomphError, UsageError
@@ -87,8 +88,12 @@ class SplitCheck:
         *,
         on_difference: OnDifference = "raise",
         around: Callable[[], AbstractContextManager[Any] | None] = lambda: None,
+        dtypes: frozenset[torch.dtype] = frozenset(),
     ) -> None:
-        """around: returns the context that each forward runs in."""
+        """around: returns the context that each forward runs in.
+
+        dtypes: that the model computes in, beside those of its parameters.
+        """
         if on_difference not in ON_DIFFERENCE:
             raise UsageError(
                 f"on_difference={on_difference!r:.40} is unknown",
@@ -96,7 +101,7 @@ class SplitCheck:
             )
         self._model, self._division, self._rollback, self._report = model, division, rollback, say
         self._on_difference = on_difference
-        self._trials = Trials(model, division, rollback, around)
+        self._trials = Trials(model, division, rollback, around, dtypes)
         self._messages: set[str] = set()
         self._is_found = False  # an earlier check found the weight
         self._was_single = False  # a single example showed nothing; skip batches like it

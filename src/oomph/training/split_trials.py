@@ -161,16 +161,18 @@ class Trials:
         division: Division,
         rollback: Rollback,
         around: Callable[[], AbstractContextManager[Any] | None],
+        dtypes: frozenset[torch.dtype] = frozenset(),
     ) -> None:
+        """dtypes: that the model computes in, beside those of its parameters."""
         self._model, self._division, self._rollback = model, division, rollback
-        self._around = around
+        self._around, self._computed_in = around, dtypes
         self._is_plain = False  # without tracing ops, which some part of the model does not support
         # Gradients closer than the first are equal; those farther apart than the second differ.
         self.tolerance = self.hard_tolerance = SAME_IN_FP32
 
     def set_tolerance(self) -> None:
-        """Set the tolerances by the precision of the parameters."""
-        dtypes = self._dtypes()
+        """Set the tolerances by the precision of the parameters, and what is computed in."""
+        dtypes = self._dtypes() | self._computed_in
         if dtypes & {torch.float16, torch.bfloat16}:
             self.tolerance, self.hard_tolerance = _SAME_IN_HALF, _OTHER_IN_HALF
         elif dtypes == {torch.float64}:
