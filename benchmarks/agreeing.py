@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 NUM_RANKS, NUM_PIECES, MICRO_BATCH, NUM_BLOCKS = 2, 4, 8, 4
-WIDTHS = {16: 60, 768: 12}  # and how many rounds
+WIDTHS = {16: 100, 768: 40}  # and how many rounds
 BARE = {"Stepper, DDP": "bare DDP, no_sync", "Stepper, FSDP2": "bare FSDP2"}
 
 

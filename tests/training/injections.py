@@ -327,13 +327,16 @@ def strike_in_backward(strikes: Strikes) -> Callable[..., None]:
 # ---- one case -----------------------------------------------------------------------------------
 
 
-def digest(model: Any, optimizer: Any) -> str:
-    """Of weights, buffers and the optimizer's states: the same where all bits are."""
+def digest(model: Any, optimizer: Any, *, is_half: bool) -> str:
+    """Of weights, buffers and the optimizer's states: the same where all bits are.
+
+    is_half: ranks may hold different states, so those of shards cannot be gathered.
+    """
     parameters = list(model.parameters())
     is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
     buffers = () if is_sharded else model.buffers()  # FSDP2 leaves each rank its own
     parts = [whole_of(t).numpy().tobytes() for t in (*parameters, *buffers)]
-    for parameter in parameters:
+    for parameter in () if is_sharded and is_half else parameters:
         state = optimizer.state.get(parameter, {})
         tensors = {k: v for k, v in sorted(state.items()) if isinstance(v, torch.Tensor)}
         parts += [k.encode() + whole_of(v).numpy().tobytes() for k, v in tensors.items()]
@@ -395,16 +398,17 @@ def run(case: Case, rank: int, num_ranks: int, wrapped: Any, bare: Any) -> dict[
                 reference.step(window)
             if error or (result is not None and result.has_stepped):
                 window = []
+            is_half = ends_here(error)
             calls.append(
                 {
                     "error": error,
                     "has_stepped": bool(result is not None and result.has_stepped),
                     "fired": strikes.fired,
-                    "digest": digest(bare, optimizer),
+                    "digest": digest(bare, optimizer, is_half=is_half),
                     "off": reference.off_by(bare, window),
                 }
             )
-            if ends_here(error):
+            if is_half:
                 break
     return {"case": repr(case), "calls": calls, "num_fired": strikes.num_fired}
 

@@ -5,6 +5,7 @@ sharded.py FOLDER RANK NUM_RANKS SCENARIO...: writes FOLDER/RANK.json. By itself
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -69,10 +70,13 @@ class Loss:
     """Runs out of memory where more examples than `most` are run at a time, or in a backward."""
 
     def __init__(self) -> None:
-        self.most, self.num_in_backward = 10**9, 0
+        self.most, self.num_in_backward, self.num_to_fail = 10**9, 0, 0
 
     def __call__(self, model: Any, batch: Any) -> Any:
         found = model(batch["x"])
+        if self.num_to_fail and len(batch["x"]) > 1:
+            self.num_to_fail -= 1
+            raise torch.OutOfMemoryError(OOM)
         if len(batch["x"]) > self.most:
             raise torch.OutOfMemoryError(OOM)
         if self.num_in_backward and found.requires_grad:
@@ -234,12 +238,35 @@ def alone(_: Path, rank: int, num_ranks: int) -> dict[str, Any]:
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    step = oomph.Stepper(model, make(model.parameters()), loss, say=lambda _: None)
+    quiet: Any = {"on_difference": "ignore", "say": lambda _: None}
+    step = oomph.Stepper(model, make(model.parameters()), loss, **quiet)
     for number in range(3):
         step.forget_sizes()
         loss.num_in_backward = rank + 1
         step(batch_of(number))
     return {"num_ooms": step.num_ooms, "state": whole_of(model)}
+
+
+def checked(_: Path, rank: int, num_ranks: int) -> dict[str, Any]:
+    """The check of a split: with dropout, where it first does not fit, and of a coupled loss."""
+    found: dict[str, Any] = {}
+    for name in ("dropout", "postponed", "coupled"):
+        job, said = Job(num_ranks, weight=None, micro_batch=4), ""
+        for block in job.model.blocks if name == "dropout" else ():
+            block.register_forward_hook(lambda m, _, x: nn.functional.dropout(x, 0.3, m.training))
+        if name == "coupled":
+            job.step._attempts._loss = coupled
+        if name == "postponed":
+            job.loss.num_to_fail = 3 * (rank == 0)  # what the check tries
+        for number in range(3):
+            said += error_of(functools.partial(job.step, part_of(number, rank, num_ranks)))
+        found[name] = {"said": said, "ooms": job.step.num_ooms, "state": whole_of(job.model)}
+    return found
+
+
+def coupled(model: Any, batch: Any) -> Any:
+    found = model(batch["x"])
+    return (found @ found.t()).logsumexp(1).mean()
 
 
 def votes(_: Path, rank: int, num_ranks: int) -> dict[str, Any]:
@@ -336,7 +363,19 @@ def fail(*_: Any) -> None:
     raise torch.OutOfMemoryError(OOM)
 
 
-SCENARIOS = (by_one, planned, precise, resorts, evaluated, refused, alone, votes, saved, restarted)
+SCENARIOS = (
+    by_one,
+    planned,
+    precise,
+    resorts,
+    evaluated,
+    refused,
+    alone,
+    checked,
+    votes,
+    saved,
+    restarted,
+)
 
 
 def main(folder: Path, rank: int, num_ranks: int, *names: str) -> None:

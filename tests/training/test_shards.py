@@ -17,7 +17,7 @@ from oomph.training.restarting import RestartFile
 
 SCRIPT = Path(__file__).with_name("sharded.py")
 TESTS = str(SCRIPT.parents[1])
-SCENARIOS = ("planned", "precise", "resorts", "evaluated", "refused", "alone", "votes")
+SCENARIOS = ("planned", "precise", "resorts", "evaluated", "refused", "alone", "checked", "votes")
 Found = dict[str, Any]
 
 
@@ -109,6 +109,16 @@ def test_a_rank_alone_recovers_as_well(two: list[Found]) -> None:
     for rank, found in enumerate(two):
         assert found["alone"]["num_ooms"] == 3 * (rank + 1)
         assert_same(found["alone"]["state"], found["by_one"]["after 3"])
+
+
+def test_a_split_is_checked_with_dropout_and_once_it_fits(two: list[Found]) -> None:
+    first, second = (found["checked"] for found in two)
+    for name in ("dropout", "postponed"):
+        assert first[name]["said"] == second[name]["said"] == ""
+        assert first[name]["state"] == second[name]["state"]
+    assert first["postponed"]["ooms"] == 0  # none in a step
+    assert "compared with every other" in first["coupled"]["said"]
+    assert "rank 0 failed" in second["coupled"]["said"]
 
 
 def test_ranks_agree_before_each_pass_and_three_times_more(two: list[Found]) -> None:

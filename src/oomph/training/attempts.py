@@ -72,11 +72,12 @@ class Attempts:
             recovery.say,
             on_difference=on_difference,
             around=self.forward_context,
-            is_sharded=ranks.is_sharded,
+            dtypes=ranks.dtypes,
         )
         self.restart_file, self._size = RestartFile(None), 0  # what to note there: the last size
         self._opened: list[OpenBatch] = []  # since the last update
         self._running: OpenBatch | None = None  # the one an out-of-memory error would belong to
+        self._is_known_to_fit = False  # the ranks of a sharded model come back to a check
 
     def pieces(self, data: Batch, arguments: Any = None) -> Generator[Micro, None, None]:
         """Yield the pieces of a batch; after an error, those of all batches since the update."""
@@ -155,13 +156,21 @@ class Attempts:
         """
         try:
             with self._ranks.quiet():
-                has_checked = yield from self._issue_check(is_again=is_again)
+                has_checked = yield from self._issue_check(
+                    is_again=is_again, is_known_to_fit=self._is_known_to_fit
+                )
                 if has_checked and not is_again and self._ranks.is_sharded and self._opened[1:]:
                     # The check has undone the batches before this one, to which every rank added.
                     self._ranks.fell_short(self._recovery)
                     return False
                 is_again |= has_checked
                 if not (yield from self._issue_pieces(is_again=is_again)):
+                    return False
+                if self._check.is_postponed and self._ranks.is_sharded:
+                    # All ranks have to come back to it, since all take part in its forwards.
+                    self._is_known_to_fit = True
+                    self._undo_or_refuse()
+                    self._ranks.fell_short(self._recovery)
                     return False
                 if (
                     self._check.is_postponed
@@ -219,14 +228,12 @@ class Attempts:
         if batch is None:
             return False
         self._running = None  # out-of-memory errors from here on belong to the check
-        # The ranks of a sharded model cannot come back to a check once they have run their pieces.
-        is_known_to_fit |= self._ranks.is_sharded
         trials = self._check.trials(
             batch.data, batch.num, batch.size, is_known_to_fit=is_known_to_fit
         )
         with closing(trials):
             for trial in trials:
-                self._ranks.next_pass(self._recovery, Next.FORWARD)
+                self._ranks.next_pass(self._recovery, Next.TRIAL)
                 micro = Micro(
                     trial,
                     trial.data,
@@ -342,7 +349,7 @@ class Attempts:
         self._clear()
 
     def _clear(self) -> None:
-        self._opened, self._running = [], None
+        self._opened, self._running, self._is_known_to_fit = [], None, False
 
 
 def device_kind(model: nn.Module) -> str:

@@ -92,11 +92,12 @@ class At(IntEnum):
 class Next(IntEnum):
     """What a rank of a sharded model does next; all ranks do the lowest first (shards.py)."""
 
-    FORWARD = 1  # without backward
-    WEIGH = 2  # add up the weights of all ranks' batches
-    TRAIN = 3  # forward and backward of a piece
-    NOTHING = 4
-    NONE = 5  # this is not a vote on what comes next
+    TRIAL = 1  # of a split: one rank at a time
+    FORWARD = 2  # without backward
+    WEIGH = 3  # add up the weights of all ranks' batches
+    TRAIN = 4  # forward and backward of a piece
+    NOTHING = 5
+    NONE = 6  # this is not a vote on what comes next
 
 
 class FellShortElsewhere(Exception):
@@ -149,6 +150,11 @@ class Ranks:
     def is_sharded(self) -> bool:
         """Return whether the model is sharded by FSDP2, even if on one rank only."""
         return False
+
+    @property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        """Return the dtypes that the wrapper computes and reduces in, if not the parameters'."""
+        return frozenset()
 
     @property
     def is_joint(self) -> bool:

@@ -8,7 +8,8 @@ collectives that are still to come, and adds zeros. When the pass is over, the r
 # Every rank follows this protocol, beside that of ranks.py:
 #
 # 1. Before each pass all vote on what comes next (`Next`): the lowest wins. Ranks that wanted it
-#    run their piece. The others have fewer pieces, or none of this kind: they follow.
+#    run their piece. The others have fewer pieces, or none of this kind: they follow. Trials of a
+#    split run on one rank at a time, since gradients of two could not be told apart.
 # 2. A rank that follows asks a rank that runs which collectives it issues, and issues the same:
 #    it gathers parameters that it does not use, and reduces zeros. Its shard of the gradients grows
 #    as on every other rank. Nothing is asked in a pass that all run.
@@ -27,6 +28,7 @@ collectives that are still to come, and adds zeros. When the pass is over, the r
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import threading
@@ -40,6 +42,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
 from oomph.errors import OomphError, UsageError
 from oomph.out_of_memory import is_out_of_memory
@@ -107,6 +110,12 @@ class ShardedRanks(Ranks):
     def is_sharded(self) -> bool:
         return True
 
+    @property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        policies = [group.mp_policy for group in self._shards.groups]
+        found = {dtype for each in policies for dtype in (each.param_dtype, each.reduce_dtype)}
+        return frozenset(found - {None})
+
     def begin(self) -> None:
         super().begin()
         _check_again(self._shards)
@@ -162,15 +171,19 @@ class ShardedRanks(Ranks):
         """
         with SignalsHeld():
             self.end_pass(has_failed=False)
-            while self.num_ranks > 1 and self._vote_on(what, recovery) is not what:
+            while self.num_ranks > 1 and not self._is_turn(what, recovery):
                 self._shards.tape.open()
-                self._follow()
-            if what in (Next.TRAIN, Next.FORWARD):
+                if self._chosen is Next.TRIAL:  # its gradients are another rank's affair
+                    with self._shards.gradients_aside():
+                        self._follow()
+                else:
+                    self._follow()
+            if what in (Next.TRIAL, Next.FORWARD, Next.TRAIN):
                 self._shards.tape.open()
                 self._runs = what
 
-    def _vote_on(self, what: Next, recovery: Recovery) -> Next:
-        """Return what all ranks do next."""
+    def _is_turn(self, what: Next, recovery: Recovery) -> bool:
+        """Vote on what comes next; return whether it is what this rank wants to do."""
         self._next = what
         try:
             least = self.vote(self._passes_at, Answer.DONE)
@@ -178,7 +191,8 @@ class ShardedRanks(Ranks):
             self._next = Next.NONE
         if self._go_on_after(least, recovery) is Answer.AGAIN:
             raise FellShortElsewhere
-        return self._chosen
+        is_mine = what is not Next.TRIAL or self._leader == self.rank
+        return self._chosen is what and is_mine
 
     def end_pass(self, *, has_failed: bool) -> None:
         """End the pass that this rank runs, if it runs one."""
@@ -192,7 +206,7 @@ class ShardedRanks(Ranks):
             self._follow()
             return
         self._shards.tape.end(_DONE)
-        if runs is Next.FORWARD:  # no backward has cleaned up after it
+        if runs is not Next.TRAIN:  # there may have been no backward to clean up after it
             self._shards.reset()
 
     def _follow(self) -> None:
@@ -375,6 +389,8 @@ class _Gathers:
         self.allocate = inner.allocate
 
     def __call__(self, *tensors: Any, **options: Any) -> Any:
+        if self._tape.is_broken:
+            raise RuntimeError("a collective has failed before")
         with SignalsHeld():  # what is noted is issued
             self._note()
             try:
@@ -420,10 +436,14 @@ class _Shards:
             if tape.is_open:
                 members = enumerate(group.fsdp_params)
                 reduced[number] = [n for n, each in members if _has_gradient(each)]
-            with SignalsHeld():  # with copies, an all-reduce follows the reduce-scatter
+            # With copies of shards, an all-reduce follows the reduce-scatter.
+            with SignalsHeld(), _disable_current_modes():
                 post_backward(*unused)
 
         group.post_backward = finish
+        # The check of a split watches the ops of a model; these are none.
+        group.unshard = _unwatched(group.unshard)
+        group.wait_for_unshard = _unwatched(group.wait_for_unshard)
         group._all_gather_comm = _Gathers(
             group._all_gather_comm, tape, lambda: tape.add(_GATHER, number)
         )
@@ -444,6 +464,19 @@ class _Shards:
                 each.unsharded_accumulated_grad = None
                 if hasattr(each, "_unsharded_param"):
                     each._unsharded_param.grad = None
+
+    @contextmanager
+    def gradients_aside(self) -> Iterator[None]:
+        """Put back the gradients of these shards afterwards."""
+        parameters = [each.sharded_param for group in self.groups for each in group.fsdp_params]
+        before = [parameter.grad for parameter in parameters]
+        try:
+            for parameter in parameters:
+                parameter.grad = None
+            yield
+        finally:
+            for parameter, gradient in zip(parameters, before, strict=True):
+                parameter.grad = gradient
 
     def follow(self, leader: int, rank: int, num_ranks: int) -> None:
         """Issue what the other ranks issue until the pass is over, adding nothing to it."""
@@ -482,6 +515,15 @@ class _Shards:
             parameter = group.fsdp_params[each]._unsharded_param
             parameter.grad = tried_twice(lambda: torch.zeros_like(parameter))  # noqa: B023
         group.post_backward()
+
+
+def _unwatched(work: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(work)
+    def done(*arguments: Any, **options: Any) -> None:
+        with _disable_current_modes():
+            work(*arguments, **options)
+
+    return done
 
 
 def _has_gradient(parameter: Any) -> bool:

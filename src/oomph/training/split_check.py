@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from oomph.errors import OomphError, UsageError
@@ -87,11 +88,11 @@ class SplitCheck:
         *,
         on_difference: OnDifference = "raise",
         around: Callable[[], AbstractContextManager[Any] | None] = lambda: None,
-        is_sharded: bool = False,
+        dtypes: frozenset[torch.dtype] = frozenset(),
     ) -> None:
         """around: returns the context that each forward runs in.
 
-        is_sharded: gradients would be those of all ranks' trials, so losses are compared.
+        dtypes: that the model computes in, beside those of its parameters.
         """
         if on_difference not in ON_DIFFERENCE:
             raise UsageError(
@@ -100,8 +101,7 @@ class SplitCheck:
             )
         self._model, self._division, self._rollback, self._report = model, division, rollback, say
         self._on_difference = on_difference
-        self._trials = Trials(model, division, rollback, around, is_plain=is_sharded)
-        self._is_forward_only = is_sharded
+        self._trials = Trials(model, division, rollback, around, dtypes)
         self._messages: set[str] = set()
         self._is_found = False  # an earlier check found the weight
         self._was_single = False  # a single example showed nothing; skip batches like it
@@ -208,8 +208,7 @@ class SplitCheck:
             return
         most = min(found.num, _MOST_EXAMPLES, max(size, _FEW_EXAMPLES))
         totals = sorted({most, *(k for k in (_FEW_EXAMPLES, 2) if k < most)}, reverse=True)
-        runs = [(total, self._is_forward_only) for total in totals]
-        for total, is_forward_only in [*runs, (2, True)]:
+        for total, is_forward_only in [*((k, False) for k in totals), (2, True)]:
             found.is_forward_only, found.error = is_forward_only, None
             with if_memory_allows():  # in a trial and in the comparison here
                 try:

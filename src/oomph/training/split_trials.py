@@ -31,7 +31,7 @@ from oomph.stability.randomness import (
 )
 from oomph.stability.trial import Widened, own_tensor
 from oomph.training.micro_batches import IGNORED, Division, no_scalar, weigher
-from oomph.training.recovery import if_memory_allows, release
+from oomph.training.recovery import if_memory_allows, own_part, release
 from oomph.training.rollback import Rollback, restore_rngs, rng_states
 
 _MOST_SAMPLES = 2048  # judgement: per parameter; two different gradients differ almost everywhere
@@ -161,20 +161,18 @@ class Trials:
         division: Division,
         rollback: Rollback,
         around: Callable[[], AbstractContextManager[Any] | None],
-        *,
-        is_plain: bool = False,
+        dtypes: frozenset[torch.dtype] = frozenset(),
     ) -> None:
-        """is_plain: do not trace ops, so random numbers cannot be repeated."""
+        """dtypes: that the model computes in, beside those of its parameters."""
         self._model, self._division, self._rollback = model, division, rollback
-        self._around = around
-        # Without tracing ops, which some part of the model does not support.
-        self._is_plain = is_plain
+        self._around, self._computed_in = around, dtypes
+        self._is_plain = False  # without tracing ops, which some part of the model does not support
         # Gradients closer than the first are equal; those farther apart than the second differ.
         self.tolerance = self.hard_tolerance = SAME_IN_FP32
 
     def set_tolerance(self) -> None:
-        """Set the tolerances by the precision of the parameters."""
-        dtypes = self._dtypes()
+        """Set the tolerances by the precision of the parameters, and what is computed in."""
+        dtypes = self._dtypes() | self._computed_in
         if dtypes & {torch.float16, torch.bfloat16}:
             self.tolerance, self.hard_tolerance = _SAME_IN_HALF, _OTHER_IN_HALF
         elif dtypes == {torch.float64}:
@@ -340,12 +338,12 @@ class Trials:
 
 
 def _some(parameter: Tensor) -> Tensor:
-    """Return evenly spaced values of a parameter's gradient."""
-    gradient = parameter.grad
-    step = -(-parameter.numel() // _MOST_SAMPLES) | 1
+    """Return evenly spaced values of a parameter's gradient, or of this rank's part of it."""
+    gradient, num = parameter.grad, own_part(parameter).numel()
+    step = -(-num // _MOST_SAMPLES) | 1
     if gradient is None:
-        return torch.zeros(-(-parameter.numel() // step), dtype=torch.float64)
-    gradient = gradient.detach()
+        return torch.zeros(-(-num // step), dtype=torch.float64)
+    gradient = own_part(gradient).detach()
     gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
     gradient = torch.view_as_real(gradient)[..., 0] if gradient.is_complex() else gradient
     return gradient.reshape(-1)[::step].double().cpu()
