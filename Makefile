@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-ranks test-schedulers test-python check format lint types house docs docs-site pictures rest fix accuracy times \
+.PHONY: help demo test test-slow test-ranks test-thorough test-schedulers test-python check format lint types house docs docs-site pictures rest fix accuracy times \
   recordings recipes verdicts bench clean web test-web
 
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
@@ -42,10 +42,13 @@ test: $(VENV)/.installed-dev ## set up, then run the tests
 	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m 'not slow'
 
 test-slow: $(VENV)/.installed-dev ## the suites that take minutes: real training of all kinds
-	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m 'slow and not schedulers'
+	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m 'slow and not schedulers and not thorough'
 
 test-ranks: $(VENV)/.installed-dev ## a thousand random failures on 2 to 4 gloo ranks (half an hour on 2 cores)
 	$(BIN)/python -m pytest tests/training/test_ranks.py tests/training/test_shards.py
+
+test-thorough: $(VENV)/.installed-dev ## the slow suites whose cases are many: hours
+	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m thorough
 
 # Debian may start the packages' own daemons; the tests start others, on ports of their own.
 test-schedulers: $(VENV)/.installed-dev ## jobs of real Slurm and Grid Engine daemons, from Debian where that is allowed
@@ -76,7 +79,7 @@ docs: $(VENV)/.installed-dev ## are the docs true?
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
 rest: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(THREE_AT_ONCE) --reruns 1 -m 'not schedulers' --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
+	$(BIN)/python -m pytest $(THREE_AT_ONCE) --reruns 1 -m 'not schedulers and not thorough' --ignore tests/test_house.py --ignore tests/test_docs.py --ignore tests/web
 
 docs-site: $(VENV)/.installed-site ## build the documentation into build/site, with search
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

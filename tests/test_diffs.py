@@ -15,8 +15,16 @@ def test_most_styles_were_verified_when_the_table_was_made() -> None:
     assert sum(row.is_whole for row in rows) >= _WHOLE * len(rows)
 
 
+# Minutes each: two of them, and the rest in `make test-thorough`.
+_FIRST = ("nanoGPT", "Hugging Face Trainer")
+_MARKED = [
+    pytest.param(style, marks=() if style.name in _FIRST else pytest.mark.thorough, id=style.script)
+    for style in STYLES
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.script)
+@pytest.mark.parametrize("style", _MARKED)
 def test_a_style_gets_the_changes_of_the_table(style: Style) -> None:
     pytest.importorskip("torch")
     expected = next(row for row in kept() if row.style == style.name)

@@ -226,6 +226,7 @@ for _ in range(int(sys.argv[1])):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_50_000_changed_files_do_no_harm() -> None:
     from oomph.explaining.snapshot import explain_snapshot
     from oomph.snapshots.loading import taken_apart

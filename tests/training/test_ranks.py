@@ -95,7 +95,15 @@ def test_whatever_fails_on_some_ranks_all_step_or_all_raise(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "num_cases", "backend"),
-    [(2, 500, "eager"), (4, 420, "eager"), (3, 100, "aot_eager"), (2, 10, "inductor")],
+    [
+        (4, 60, "eager"),
+        (3, 15, "aot_eager"),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in ((2, 500, "eager"), (4, 420, "eager"), (3, 100, "aot_eager"))
+        ),
+        pytest.param(2, 10, "inductor", marks=pytest.mark.thorough),
+    ],
 )
 def test_the_same_holds_for_a_thousand_random_jobs(
     num_ranks: int, num_cases: int, backend: str, tmp_path: Path
