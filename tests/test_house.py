@@ -293,7 +293,7 @@ SHARED_NAMES = {
     "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check", "checkpointing",
     "compare", "gpus", "hf", "lightning", "live", "loop", "plan", "precision", "predict",
     "prediction", "ranks", "recorder", "reductions", "report", "run", "runs", "script", "serve",
-    "sharding", "tensors", "verify", "watch",
+    "sharding", "stability", "tensors", "verify", "watch",
 }  # fmt: skip
 
 
