@@ -174,7 +174,8 @@ def _schedulers_of(optimizer: Any) -> list[Any]:
 
 def _kinds(kind: type) -> Iterator[type]:
     yield kind
-    for each in kind.__subclasses__():
+    below: list[type] = type.__subclasses__(kind)
+    for each in below:
         yield from _kinds(each)
 
 

@@ -22,7 +22,10 @@ NoiseScaleMode = Literal["free", "probe", "off"]
 # Judgement. On the CPU, where it costs most, a measured step takes up to a seventh longer.
 EVERY = 10
 PROBE_EVERY = 50
-_FIRST = 4  # not the first step: checks and the optimizer's states are more than a usual one
+FIRST = 4  # not the first step: checks and the optimizer's states are more than a usual one
+
+
+_MOST_ROWS, _NUM_COLUMNS = 16, 5
 
 
 @dataclass(slots=True)
@@ -59,7 +62,8 @@ class NoiseMeter:
         self._fired: set[int] = set()  # in this piece
         self._used: set[int] = set()  # in any piece
         self._square = self._sum = torch.empty(0)
-        self._waiting: list[torch.Tensor] = []
+        self._rows = torch.empty(0)  # samples that nobody has asked for yet
+        self._num_rows = 0
         self._estimate = NoiseEstimate()
         self.num_steps = 0
 
@@ -70,14 +74,17 @@ class NoiseMeter:
     @property
     def is_due(self) -> bool:
         """Return whether this step is one of those that are measured."""
-        return self.is_on and self.num_steps % EVERY == _FIRST
+        return self.is_on and self.num_steps % EVERY == FIRST
 
     @property
     def noise_scale(self) -> NoiseScale | None:
         """Return what is known so far; waits for the GPU if there is anything new."""
+        self._take_in()
+        return self._estimate.scale
+
+    def _take_in(self) -> None:
         for sample in self.samples():
             self._estimate.add(sample)
-        return self._estimate.scale
 
     # ---- pieces --------------------------------------------------------------------------------
 
@@ -100,7 +107,7 @@ class NoiseMeter:
 
     @property
     def is_probe_due(self) -> bool:
-        return self.mode == "probe" and self.num_steps % PROBE_EVERY == _FIRST
+        return self.mode == "probe" and self.num_steps % PROBE_EVERY == FIRST
 
     def begin_probe(self) -> None:
         """Begin to measure halves of a batch, which then also runs as a whole."""
@@ -141,7 +148,9 @@ class NoiseMeter:
         is_wide = any(p.dtype is torch.float64 for p in parameters)
         dtype = torch.float64 if is_wide else torch.float32
         if self._sum.device not in devices or self._sum.dtype is not dtype or self._sum.dim():
-            self._sum, self._square = torch.zeros(2, dtype=dtype, device=devices.pop()).unbind()
+            numbers = torch.zeros(2 + _MOST_ROWS * _NUM_COLUMNS, dtype=dtype, device=devices.pop())
+            self._sum, self._square = numbers[:2].unbind()
+            self._rows, self._num_rows = numbers[2:].view(_MOST_ROWS, _NUM_COLUMNS), 0
         self._sum.zero_()
         self._used.clear()
         self._open, self._hooked = _Open(), {id(p) for p in parameters}
@@ -221,14 +230,18 @@ class NoiseMeter:
                 self._add(parameter.grad, whole, 1 / (factor * at.weight) ** 2)
         has_all = all(p.grad is not None for p in parameters if id(p) in self._used)
         if has_all and not at.is_spoiled:  # not moved elsewhere by the optimizer
-            self._waiting.append(torch.cat([part, whole.reshape(1)]))
+            row = self._rows[self._num_rows]
+            row[:-1], row[-1] = part, whole
+            self._num_rows += 1
+            if self._num_rows == _MOST_ROWS:
+                self._take_in()
         self._unhook()
 
     def samples(self) -> list[Sample]:
         """Return what was measured since the last call; waits for the GPU if there is anything."""
-        if not self._waiting:
+        if not self._num_rows:
             return []
-        rows, self._waiting = torch.stack(self._waiting).tolist(), []
+        rows, self._num_rows = self._rows[: self._num_rows].tolist(), 0
         return [
             Sample(pieces, _mean_of(pieces, whole), pieces_share, whole_share, round(num))
             for pieces, pieces_share, whole_share, num, whole in rows
