@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 THREE_AT_ONCE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types house docs docs-site pictures rest fix accuracy times \
+.PHONY: help demo test test-slow test-ranks test-schedulers test-python check format lint types house docs docs-site pictures rest fix accuracy times \
   recordings recipes verdicts bench clean web test-web
 
 # The machine's Node if it is new enough, else the one of a wheel, in .venv.
@@ -20,7 +20,9 @@ WHEEL := $(abspath $(VENV)/node)
 WHEELS_NPM := PATH="$(WHEEL)/bin:$$PATH" node $(WHEEL)/lib/node_modules/npm/bin/npm-cli.js
 NPM := $(if $(HAS_NODE),npm,$(WHEELS_NPM)) --prefix web
 
-APT := apt-get install -qq --yes --no-install-recommends chromium prometheus
+APT := apt-get install -qq --yes --no-install-recommends
+BROWSER := chromium prometheus
+SCHEDULERS := slurmctld slurmd slurm-client munge gridengine-master gridengine-exec gridengine-client
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +43,19 @@ test: $(VENV)/.installed-dev ## set up, then run the tests
 
 test-slow: $(VENV)/.installed-dev ## the suites that take minutes: real training of all kinds
 	$(BIN)/python -m pytest $(THREE_AT_ONCE) -m slow
+
+test-ranks: $(VENV)/.installed-dev ## a thousand random failures on 2 to 4 gloo ranks (half an hour on 2 cores)
+	$(BIN)/python -m pytest tests/training/test_ranks.py tests/training/test_shards.py
+
+# Debian may start the packages' own daemons; the tests start others, on ports of their own.
+test-schedulers: $(VENV)/.installed-dev ## jobs of real Slurm and Grid Engine daemons, from Debian where that is allowed
+	@{ command -v slurmctld && command -v slurmd && command -v sge_qmaster; } >/dev/null || { test "$$(id -u)" = 0 \
+	  && command -v apt-get >/dev/null && { $(APT) $(SCHEDULERS) || { apt-get update -qq && $(APT) $(SCHEDULERS); }; } >/dev/null; } \
+	  || echo 'Slurm or Grid Engine is missing and cannot be installed by this user: its tests are skipped'
+	$(BIN)/python -m pytest -m schedulers tests/launching/test_schedulers.py
+
+test-python: ## the tests on another Python, in a venv of its own: make test-python PYTHON=python3.12
+	$(MAKE) test VENV=.venv-$(notdir $(PYTHON))
 
 check: format lint types house docs test-web rest ## format, lint, types, house, docs and tests: what CI runs
 
@@ -75,7 +90,7 @@ web: web/node_modules/.installed ## build the pages (web/) into the package, whe
 
 test-web: $(VENV)/.installed-dev web/node_modules/.installed ## the pages in a real Chromium, with Prometheus, both from Debian where that is allowed
 	@{ command -v chromium && command -v prometheus; } >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
-	  && { $(APT) || { apt-get update -qq && $(APT); }; } >/dev/null; } \
+	  && { $(APT) $(BROWSER) || { apt-get update -qq && $(APT) $(BROWSER); }; } >/dev/null; } \
 	  || echo 'Chromium or Prometheus is missing and cannot be installed by this user: its tests are skipped'
 	$(NPM) run --silent test
 	$(BIN)/python -m pytest tests/web
@@ -105,7 +120,7 @@ bench: $(VENV)/.installed-dev ## what a reading and a start cost, beside nvitop 
 	$(BIN)/python -m benchmarks
 
 clean: ## remove everything that the targets made
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/nvml/build web/node_modules
+	rm -rf $(VENV) .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/nvml/build web/node_modules
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "oomph needs Python 3.10 or newer: make PYTHON=...")'

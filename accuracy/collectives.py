@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from oomph.predicting.links import links_among
 from oomph.predicting.speed import estimate
 from oomph.records.trace import Op
 from oomph.units import MIB
@@ -47,7 +48,7 @@ class Collective:
         )
         waiting = Op(name="wait", phase="backward", flops=0, moved_bytes=0, dtype="float32")
         model = find_gpu(self.gpu).model
-        found = estimate([sending, waiting], model, num_gpus=self.num_gpus)
+        found = estimate([sending, waiting], model, links=links_among(model, self.num_gpus))
         return found.step_s if found else None
 
 

@@ -19,6 +19,7 @@ from statistics import median
 from accuracy import collectives
 from accuracy.time_rows import UNBUILT, Part, TimeRow, read_rows
 from accuracy.time_traces import ops_of, rehearse_missing
+from oomph.predicting.links import links_among
 from oomph.predicting.speed import estimate
 from oomph.records.trace import Op, Phase
 from oomph.verbs.gpus import find_gpu
@@ -81,7 +82,7 @@ def score(row: TimeRow, before: dict[str, list[float]]) -> TimeScored:
         of_part(ops, row.part),
         model,
         matmul_precision="tf32" if row.precision == "tf32" else "fp32",
-        num_gpus=row.num_gpus,
+        links=links_among(model, row.num_gpus),
     )
     then = before.get(row.name)
     return TimeScored(

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import (
+    agreeing,
     emulation,
     jobs,
     live,
@@ -36,6 +37,7 @@ def main() -> None:
         scripts,
         emulation,
         stepping,
+        agreeing,
         jobs,
     )
     for benchmark in benchmarks:

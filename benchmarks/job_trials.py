@@ -164,7 +164,7 @@ def _order(trained: Trained, chance: random.Random) -> tuple[int, ...]:
 def _plan(trained: Trained, budget_bytes: int) -> Any:
     """Of accumulation alone: the others' searches have nothing else."""
     import oomph
-    from oomph.verbs.plan import trick_names
+    from oomph.verbs.planned import trick_names
 
     forbid = [name for name in trick_names() if name != "accumulation"]
     return oomph.plan(

@@ -186,12 +186,20 @@ def bars() -> str:
     return "\n".join(coverage(published_residuals()))
 
 
+def diffs() -> str:
+    """The results of `python -m accuracy.diffs --keep`; tests/test_diffs.py makes them again."""
+    from accuracy.diffs import kept, table
+
+    return table(kept())
+
+
 GENERATED: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"line": the_line},
     "docs/architecture.md": {"rooms": rooms},
     "docs/cli.md": {"help": cli_help},
     "docs/predicting.md": {"predict": prediction, "bars": bars},
     "docs/reading-gpus.md": {"gpus": gpus_table},
+    "docs/scripts.md": {"diffs": diffs},
     "docs/reports.md": {"report": report, "causes": causes},
     "docs/live.md": {"live": live_view},
     "docs/verifying.md": {"zoo": zoo},

@@ -34,6 +34,8 @@ GROUND = {
     "errors": "the exceptions, and the exit code of each",
     "units": "sizes and durations <-> text",
     "store": "the one cache, and the one atomic write",
+    "oom_message": "the text of an out-of-memory error -> its figures",
+    "progress": "how far the work is -> a line on standard error",
     "out_of_memory": "exception -> which memory ran out",
 }
 # The order of the rooms. A room may import itself, the ground floor, `records`, and the rooms that
@@ -41,7 +43,8 @@ GROUND = {
 # docs/architecture.md shows this table.
 ROOMS: dict[str, Room] = {
     "predicting": Room("trace -> prediction: replayed allocator, peak, step time"),
-    "explaining": Room("run -> report: out of memory or not, how busy, why not busier"),
+    "snapshots": Room("a memory snapshot of torch -> its events, read in a child process"),
+    "explaining": Room("run -> report; message, snapshot -> why memory ran out", ("predicting",)),
     "sandbox": Room("run a stranger's program so that nothing of it stays"),
     "tricks": Room("one file per trick: when it is possible, how it is put on, its caveat"),
     "showing": Room("records -> terminal, HTML pages, Prometheus", ("tricks",)),
@@ -51,14 +54,24 @@ ROOMS: dict[str, Room] = {
         "workload or unchanged script -> trace, without a GPU",
         ("predicting", "sensing", "tricks", "pretending", "sandbox"),
     ),
-    "exporting": Room("plan -> settings of other tools, edits of a script", ("tricks",)),
-    "planning": Room(
-        "predictions -> plans: choices, search, ranking, reasons",
-        ("predicting", "sensing", "tricks", "rehearsing", "exporting"),
-    ),
     "stability": Room(
         "is training still the same with a trick, and stable without?",
         ("tricks", "pretending", "rehearsing"),
+    ),
+    "monitoring": Room(
+        "a command or script -> its run directory",
+        ("sensing", "explaining", "showing", "stability"),
+    ),
+    "launching": Room(
+        "plan -> processes: torchrun here, or a scheduler's job",
+        ("tricks", "sensing", "monitoring"),
+    ),
+    "exporting": Room(
+        "plan -> settings of other tools, edits of a script", ("tricks", "launching")
+    ),
+    "planning": Room(
+        "predictions -> plans: choices, search, ranking, reasons",
+        ("predicting", "sensing", "tricks", "rehearsing", "exporting"),
     ),
     "verifying": Room(
         "a prediction beside a few real steps on the GPU here: was it right?",
@@ -68,17 +81,21 @@ ROOMS: dict[str, Room] = {
         "a batch -> one optimizer step, whatever fits, recovered after an OOM",
         ("predicting", "tricks", "pretending", "stability"),
     ),
-    "monitoring": Room(
-        "a command or script -> its run directory",
-        ("sensing", "explaining", "showing", "stability"),
+    "serving": Room(
+        "the dashboard",
+        (
+            *("sensing", "explaining", "showing", "monitoring"),
+            *("sandbox", "rehearsing", "exporting", "planning"),  # "Will it fit?"
+        ),
     ),
-    "serving": Room("the dashboard", ("sensing", "explaining", "showing", "monitoring")),
 }
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "units": {"errors"},
     "store": {"errors", "units"},
-    "out_of_memory": set(),
+    "oom_message": {"units"},
+    "progress": {"units"},
+    "out_of_memory": {"oom_message"},
     "records": {"records", *GROUND},
     **{name: {name, "records", *room.may_import, *GROUND} for name, room in ROOMS.items()},
     "verbs": {"verbs", "records", *ROOMS, *GROUND},
@@ -290,10 +307,11 @@ def test_it_starts_without_anything_heavy(code: str) -> None:
 # The same noun in several rooms, on purpose: the command, the verb, the view, the record.
 # A module elsewhere that takes one of these names must be about the same thing.
 SHARED_NAMES = {
-    "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check", "checkpointing",
-    "compare", "gpus", "hf", "lightning", "live", "loop", "plan", "precision", "predict",
-    "prediction", "ranks", "recorder", "reductions", "report", "run", "runs", "script", "serve",
-    "sharding", "stability", "tensors", "verify", "watch",
+    "accelerate", "accumulation", "alignment", "calibrate", "calibration", "check",
+    "checkpointing", "compare", "explain", "gpus", "hf", "launch", "lightning", "live", "loop",
+    "notebook", "plan", "planned", "precision", "predict", "prediction", "ranks", "recorder",
+    "reductions", "report", "run", "runs", "script", "serve", "sharding", "snapshot",
+    "stability", "tensors", "verify", "watch",
 }  # fmt: skip
 
 

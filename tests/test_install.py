@@ -9,7 +9,6 @@ import subprocess
 import sys
 import urllib.request
 import venv
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -66,36 +65,36 @@ def unpacked(sdist: Path, where: Path) -> Path:
     return tree
 
 
-@pytest.fixture(scope="session", params=["clone", "sdist"])
-def wheel(
+@pytest.fixture(scope="session", params=["wheel", pytest.param("sdist", marks=pytest.mark.slow)])
+def package(
     request: pytest.FixtureRequest, clone: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """Built from the clone, and from the sdist that the clone gives."""
-    out, source = tmp_path_factory.mktemp("wheel"), clone
-    if request.param == "sdist":
-        source = unpacked(built("sdist", clone, out), tmp_path_factory.mktemp("sdist"))
-        assert (source / "examples" / "small_gpt.py").is_file()
-    return built("wheel", source, out)
+    """What the clone gives to install."""
+    return built(request.param, clone, tmp_path_factory.mktemp("package"))
 
 
 @pytest.fixture(scope="session")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`oomph` in an environment that has nothing else but what oomph depends on."""
     home = tmp_path_factory.mktemp("environment")
     venv.create(home, with_pip=False)
     (packages,) = home.glob("lib/python*/site-packages")
-    # What a wheel depends on comes from here instead of an index; the editable oomph does not.
+    # What oomph depends on, and what builds it, comes from here instead of an index; the editable
+    # oomph does not.
     (packages / "dependencies.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
-    with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(packages)
-    return home / "bin" / "python"
+    offline = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
+    pip = (sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"))
+    subprocess.run(
+        [*pip, "install", "--quiet", *offline, str(package)], check=True, capture_output=True
+    )
+    return home / "bin" / "oomph"
 
 
 def oomph(installed: Path, where: Path, *args: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     state = {"XDG_CACHE_HOME": str(where / "cache"), "XDG_STATE_HOME": str(where / "state")}
     return subprocess.run(
-        [str(installed), "-m", "oomph", *args],
+        [str(installed), *args],
         cwd=where,
         env={**clean, **state},
         capture_output=True,
@@ -104,16 +103,27 @@ def oomph(installed: Path, where: Path, *args: str) -> subprocess.CompletedProce
     )
 
 
-def test_a_wheel_carries_every_page_that_git_has(wheel: Path) -> None:
+def test_every_page_that_git_has_is_installed(installed: Path) -> None:
+    (pages,) = installed.parents[1].glob("lib/python*/site-packages/oomph/showing/page")
     for name in PAGES:
-        packed = zipfile.ZipFile(wheel).read(f"oomph/showing/page/{name}")
-        assert packed == (ROOT / "src" / "oomph" / "showing" / "page" / name).read_bytes()
+        ours = ROOT / "src" / "oomph" / "showing" / "page" / name
+        assert (pages / name).read_bytes() == ours.read_bytes()
+
+
+def test_a_source_package_has_the_examples_and_what_checks_it(clone: Path, tmp_path: Path) -> None:
+    source = unpacked(built("sdist", clone, tmp_path), tmp_path / "unpacked")
+    for name in ("examples/small_gpt.py", "Makefile", "mkdocs.yml", "tests/conftest.py", "LICENSE"):
+        assert (source / name).is_file(), name
 
 
 def test_the_installed_oomph_is_the_one_that_answers(installed: Path, tmp_path: Path) -> None:
     code = "import oomph; print(oomph.__file__)"
     done = subprocess.run(
-        [str(installed), "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+        [str(installed.with_name("python")), "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert Path(done.stdout.strip()).is_relative_to(installed.parents[1])
 
@@ -126,6 +136,7 @@ def test_an_installed_oomph_draws_a_plan(installed: Path, tmp_path: Path) -> Non
     assert "recommended" in done.stdout or "fits as it is" in done.stdout
     assert "<script" in (tmp_path / "plan.html").read_text()
     assert json.loads((tmp_path / "plan.json").read_text())["schema"] == 1
+    assert "wrote plan.json\nwrote plan.html\n" in done.stdout
 
 
 def test_an_installed_oomph_draws_the_report_of_a_run(installed: Path, tmp_path: Path) -> None:
@@ -140,7 +151,7 @@ def test_an_installed_oomph_draws_the_report_of_a_run(installed: Path, tmp_path:
 def test_an_installed_oomph_serves_its_dashboard(installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("starlette", reason="the extra `web` is not installed")
     with subprocess.Popen(
-        [str(installed), "-m", "oomph", "serve", "--port", "0", "--json"],
+        [str(installed), "serve", "--port", "0", "--json"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         text=True,

@@ -14,17 +14,19 @@ if TYPE_CHECKING:
 
     from oomph.errors import OomphError as OomphError
     from oomph.monitoring.in_script import watching as watching
+    from oomph.monitoring.memory_history import record as record
     from oomph.records.script import Script as Script
     from oomph.records.workload import Workload as Workload
     from oomph.verbs import hf as hf
     from oomph.verbs import lightning as lightning
     from oomph.verbs.by_name import by_name as by_name
     from oomph.verbs.check import check as check
+    from oomph.verbs.explain import explain as explain
     from oomph.verbs.gpus import gpu_utilisation as gpu_utilisation
     from oomph.verbs.gpus import gpus as gpus
     from oomph.verbs.gpus import print_gpu_utilisation as print_gpu_utilisation
-    from oomph.verbs.plan import load_plan as load_plan
     from oomph.verbs.plan import plan as plan
+    from oomph.verbs.planned import load_plan as load_plan
     from oomph.verbs.predict import predict as predict
     from oomph.verbs.report import report as report
     from oomph.verbs.run import emulated_gpu as emulated_gpu
@@ -53,17 +55,19 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "check": ("oomph.verbs.check", "check"),
     "emulated_gpu": ("oomph.verbs.run", "emulated_gpu"),
     "apply": ("oomph.verbs.training", "apply"),
+    "explain": ("oomph.verbs.explain", "explain"),
     "gpu_utilisation": ("oomph.verbs.gpus", "gpu_utilisation"),
     "gpu_utilization": ("oomph.verbs.gpus", "gpu_utilisation"),
     "gpus": ("oomph.verbs.gpus", "gpus"),
     "hf": ("oomph.verbs.hf", None),
     "lightning": ("oomph.verbs.lightning", None),
-    "load_plan": ("oomph.verbs.plan", "load_plan"),
+    "load_plan": ("oomph.verbs.planned", "load_plan"),
     "offloaded_activations": ("oomph.verbs.training", "offloaded_activations"),
     "plan": ("oomph.verbs.plan", "plan"),
     "predict": ("oomph.verbs.predict", "predict"),
     "print_gpu_utilisation": ("oomph.verbs.gpus", "print_gpu_utilisation"),
     "print_gpu_utilization": ("oomph.verbs.gpus", "print_gpu_utilisation"),
+    "record": ("oomph.monitoring.memory_history", "record"),
     "report": ("oomph.verbs.report", "report"),
     "runs": ("oomph.verbs.watch", "runs"),
     "scale_learning_rate": ("oomph.verbs.training", "scale_learning_rate"),
@@ -83,6 +87,7 @@ __all__ = [
     "by_name",
     "check",
     "emulated_gpu",
+    "explain",
     "gpu_utilisation",
     "gpu_utilization",
     "gpus",
@@ -94,6 +99,7 @@ __all__ = [
     "predict",
     "print_gpu_utilisation",
     "print_gpu_utilization",
+    "record",
     "report",
     "runs",
     "scale_learning_rate",

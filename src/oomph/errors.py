@@ -2,7 +2,8 @@
 
     OomphError              anything that oomph refuses to do         exit 2
     |-- UsageError          a flag or an argument that makes no sense exit 2
-    |   `-- UnknownGpu      a GPU name that the catalogue cannot place exit 2
+    |   |-- UnknownGpu      a GPU name that the catalogue cannot place exit 2
+    |   `-- NotOnThisSystem what only Linux can do                      exit 2
     |-- UserCodeError       the user's own code raised something      exit 2
     `-- Unreadable          a machine or a file that cannot be read   exit 4
 
@@ -68,6 +69,21 @@ class UnknownGpu(UsageError):
         super().__init__(what, because=because, attempt=attempt)
 
 
+class NotOnThisSystem(UsageError):
+    """Something that only Linux can do; `what` is that something."""
+
+    def __init__(self, what: str, *, because: str | None = None, attempt: str | None = None):
+        import sys
+
+        name = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+        super().__init__(
+            f"{what} needs Linux",
+            because=because or f"this is {name}, for which oomph cannot do it",
+            attempt=attempt
+            or "Linux (on Windows: WSL); oomph predict and oomph plan work here for Workloads",
+        )
+
+
 class UserCodeError(OomphError):
     """The user's own code raised something; the message names their line."""
 
@@ -76,6 +92,15 @@ class Unreadable(OomphError):
     """A machine or a file that cannot be read."""
 
     exit_code = EXIT_UNREADABLE
+
+
+def without_attempt(line: str) -> str:
+    """Return an error in one line without what to try, for another error that advises itself.
+
+    >>> without_attempt("no driver (it was not found); try: installing it")
+    'no driver (it was not found)'
+    """
+    return line.partition("; try: ")[0]
 
 
 def _again(kind: type[OomphError], fields: dict[str, object]) -> OomphError:

@@ -1,63 +1,23 @@
 """An exception -> which memory ran out, or None for any other error.
 
 torch has a class for this, torch.OutOfMemoryError. Libraries below torch (cuBLAS, cuDNN, NCCL,
-bitsandbytes) and the CPU allocator are recognised by their messages, but only in a RuntimeError or
-MemoryError, which is what torch raises: a ValueError that quotes such a message does not count. An
-error raised `from` an out-of-memory error does.
+bitsandbytes) and the CPU allocator are recognised by their messages (`oom_message.py`), but only in
+a RuntimeError or MemoryError, which is what torch raises: a ValueError that quotes such a message
+does not count. An error raised `from` an out-of-memory error does.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from typing import Literal
 
 import torch
 
+from oomph.oom_message import OomMessage, parse
+
 # "workers": processes of a DataLoader. Splitting the batch would not bring them back.
 Memory = Literal["gpu", "host", "workers"]
 
-_DEVICES = "CUDA|HIP|XPU|NPU|MPS backend"
-_GPU = re.compile(
-    rf"""
-      \b(?:{_DEVICES})\ out\ of\ memory            # torch's caching allocators
-    | \b(?:CUDA|HIP|XPU)\ (?:driver\ )?error:\s*out\ of\ memory
-    | \bcuda\ runtime\ err(?:or)?\s*\(2\)\s*:\s*out\ of\ memory    # torch before 1.0
-    | \bTHCudaCheck\ FAIL\b.*\bout\ of\ memory
-    | \bcuda\ failed\ with\ error\ 2\ out\ of\ memory               # spconv
-    | \bAllocation\ on\ device\b.*\bwould\ exceed\ allowed\ memory  # backend:cudaMallocAsync
-    | \bTried\ to\ allocate\ (?:more\ than\ 1EB|[\d.]+\ [KMGT]i?B)
-    | \breserved\ in\ total\ by\ PyTorch
-    | \bmax_split_size_mb\ to\ avoid\ fragmentation
-    | \bcan\ NOT\ allocate\ memory\ block\ with\ size\ larger       # XPU
-    | \bAllocation\ is\ out\ of\ device\ memory                     # XPU
-    | \b(?:UR_RESULT|PI)_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)\b  # XPU
-    | \bInvalid\ buffer\ size:\ [\d.]+\ [KMGT]i?B                 # MPS: more than a buffer may have
-    | \b(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|HIPBLAS|HIPSPARSE)_STATUS_ALLOC_FAILED\b
-    | \bCUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED\b
-    | \bCUFFT_ALLOC_FAILED\b
-    | \b(?:cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory)\b
-    | \b(?:rocblas_status_memory_error|miopenStatusAllocFailed)\b
-    | \bUnable\ to\ find\ a\ valid\ cuDNN\ algorithm                # no workspace fits
-    | \bCuda\ failure\s*(?:2\s*)?'out\ of\ memory'                  # NCCL
-    | \bNCCL\b.*\bout\ of\ memory
-    | \bError\ out\ of\ memory\ at\ line\ \d+                       # bitsandbytes
-    """,
-    re.VERBOSE | re.IGNORECASE | re.DOTALL,
-)
-_HOST = re.compile(
-    r"""
-      \bDefaultCPUAllocator:\ (?:can't\ allocate|not\ enough)\ memory
-    | \benforce\ fail\ at\ .*alloc.*\bposix_memalign
-    """,
-    re.VERBOSE | re.IGNORECASE | re.DOTALL,
-)
-_WORKERS = re.compile(
-    r"\bDataLoader worker \(pid[^)]*\) is killed by signal: (?:Killed|Bus error)", re.IGNORECASE
-)
-# An old driver reports this for expandable segments when memory runs out; without them it is
-# another fault (pytorch's CUDACachingAllocator.cpp maps memory only for them).
-_DRIVER = "CUDA driver error: invalid argument"
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -94,11 +54,15 @@ def _named_by(error: BaseException) -> Memory | None:
     if not isinstance(error, RuntimeError | MemoryError):
         return None
     text = " ".join(map(str, error.args))
-    if _GPU.search(text) or (_DRIVER in text and _has_expandable_segments()):
-        return "gpu"
-    if _WORKERS.search(text):
-        return "workers"
-    return "host" if isinstance(error, MemoryError) or _HOST.search(text) else None
+    message = parse(text, has_expandable_segments=_has_expandable_segments())
+    # The kernel's own lines are about another process, and /dev/shm is no memory of torch's.
+    if message is not None and message.family not in ("killed", "shared-memory"):
+        return "gpu" if message.memory == "gpu" else _of_host(message)
+    return "host" if isinstance(error, MemoryError) else None
+
+
+def _of_host(message: OomMessage) -> Memory:
+    return "workers" if message.memory == "workers" else "host"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -121,6 +121,15 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def seconds_of(time: float | str | None) -> float | None:
+    """Return seconds as they are, or parse them; None stays None.
+
+    >>> seconds_of("1m"), seconds_of(2.5), seconds_of(None)
+    (60.0, 2.5, None)
+    """
+    return time if time is None else parse_duration(str(time))
+
+
 def format_duration(seconds: float) -> str:
     """Format a duration in the one or two units that matter.
 

@@ -391,3 +391,96 @@ def test_a_trick_that_cannot_be_put_on_says_why(
 ) -> None:
     assert main(["predict", f"{train}:workload", "--gpu", "v100-16gb", *flags]) == 2
     assert because in capsys.readouterr().err.replace("\n", " ")
+
+
+# ---- layers shared among GPUs, and several machines ----------------------------------------------
+
+LLAMA = """
+import oomph, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+CONFIG = LlamaConfig(
+    hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=8,
+    num_key_value_heads=8, vocab_size=1024, use_cache=False,
+)
+
+def batch(n):
+    tokens = torch.zeros(n, 64, dtype=torch.long)
+    return {"input_ids": tokens, "labels": tokens}
+
+workload = oomph.Workload(
+    model=lambda: LlamaForCausalLM(CONFIG),
+    batch=batch,
+    loss=lambda model, batch: model(**batch).loss,
+    optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
+    batch_size=16,
+)
+"""
+# of one block: 4 matrices of attention, 3 of the MLP, 2 norms; then embedding, head and a norm
+DIVIDED = 2 * (4 * 256 * 256 + 3 * 256 * 512) + 2 * 1024 * 256
+NORMS = 2 * 2 * 256 + 256
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    path = tmp_path / "llama.py"
+    path.write_text(LLAMA)
+    return f"{path}:workload"
+
+
+def test_sixteen_gpus_of_which_eight_share_each_layer_hold_a_sixteenth_each(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on = ["--gpu", "h100-80gb", "--gpus", "16", "--tensor-parallel", "8"]
+    assert main(["predict", llama, *on, "--link", "infiniband-400", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["variant"]["sharding"] == "fsdp"
+    assert told["variant"]["micro_batch"] == 8  # of 16: two groups
+    states = 8 * (DIVIDED // 16 + NORMS // 2)
+    assert told["by_category"]["optimizer"] == pytest.approx(states, rel=0.001)
+    assert told["samples_per_s"] == pytest.approx(16 / told["step_s"])
+    assert any("infiniband-400" in note for note in told["notes"])
+
+
+def test_several_machines_without_a_network_have_no_time_and_say_what_is_missing(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on = ["--gpu", "h100-80gb", "--gpus", "8", "--gpus-per-node", "4", "--sharding", "fsdp"]
+    assert main(["predict", llama, *on, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["step_s"] is None
+    assert any("--link" in note for note in told["notes"])
+    slow, fast = (timed(llama, on, link, capsys) for link in ("ethernet-10", "infiniband-400"))
+    assert slow > 2 * fast
+
+
+def timed(llama: str, on: list[str], link: str, capsys: pytest.CaptureFixture[str]) -> float:
+    assert main(["predict", llama, *on, "--link", link, "--json"]) == 0
+    return float(json.loads(capsys.readouterr().out)["step_s"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--gpus", "8", "--tensor-parallel", "3"], "3 of 8 GPUs cannot share each layer"),
+        (["--gpus", "32", "--tensor-parallel", "16"], "on one machine"),
+        (["--gpus", "8", "--tensor-parallel", "8", "--sharding", "fsdp"], "nothing to divide"),
+        (["--gpus", "16", "--link", "nvlink"], "unknown link"),
+        (["--gpus", "8", "--tensor-parallel", "8", "--adapters", "lora"], "tensor parallelism"),
+    ],
+)
+def test_an_impossible_cluster_is_one_clear_error(
+    llama: str, flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", llama, "--gpu", "h100-80gb", *flags]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_model_whose_layers_are_not_known_is_refused_by_its_first_one(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on = ["--gpu", "h100-80gb", "--gpus", "8", "--tensor-parallel", "8"]
+    assert main(["predict", f"{train}:workload", *on]) == 2
+    told = capsys.readouterr().err
+    assert "tensor parallelism cannot be put on this model" in told
+    assert "no repeated blocks" in told

@@ -221,10 +221,11 @@ def _descendants(pid: int) -> list[int]:
 def test_the_diff_makes_the_script_what_was_planned(
     train: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--gpu", "rtx4090", "--forbid", "checkpointing,8-bit-optimizer", "--diff", "--explain"]
+    asked = ["--gpu", "rtx4090", "--forbid", "checkpointing,8-bit-optimizer", "--diff", "--verify"]
     assert main(["plan", "train.py", *asked, "--", "--width", "512"]) == 0
     told = capsys.readouterr().out
     assert "start it with" not in told  # its arguments stay as they are
+    assert ", as planned." in told.partition("--- ")[0]
     diff = told[told.index("--- ") :]
     (train / "plan.diff").write_text(diff)
     before = (train / "train.py").read_text()
@@ -232,6 +233,25 @@ def test_the_diff_makes_the_script_what_was_planned(
     after = (train / "train.py").read_text()
     assert before != after
     compile(after, "train.py", "exec")
+
+
+def test_a_patch_that_is_only_a_part_of_the_plan_says_so_first(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (train / "train.py").read_text()
+    twice = "loss.backward() if loss is not None else loss.backward()"
+    (train / "train.py").write_text(text.replace("loss.backward()", twice))
+    asked = ["--gpu", "rtx4090", "--forbid", "checkpointing,8-bit-optimizer,tf32", "--diff"]
+    assert main(["plan", "train.py", *asked, "--verify"]) == 3
+    told = capsys.readouterr().out.split("\n")
+    place = next(n for n, line in enumerate(told) if line.startswith("These changes are only"))
+    assert any("by hand: " in line for line in told[place:])
+    assert not any("by hand: " in line for line in told[:place])
+
+
+def test_verify_is_about_a_diff(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(train / "train.py"), "--gpu", "v100-16gb", "--verify"]) == 2
+    assert "--diff --verify" in capsys.readouterr().err
 
 
 # In the manner of nanoGPT, and as small: globals that arguments set, attention of its own.

@@ -61,3 +61,11 @@ def test_what_is_not_the_same_is_a_caution() -> None:
     cautions = " / ".join(compare(diagnose(SLOW), diagnose(other)).cautions)
     for word in ("other GPUs", "on node7, then on b", "sources", "seen to end", "short", "shared"):
         assert word in cautions
+
+
+@pytest.mark.parametrize(("after_s", "is_better"), [(4, None), (30, False)])
+def test_a_start_up_of_some_seconds_more_is_noise(after_s: int, is_better: bool | None) -> None:
+    quick, slow = (run_of(spans((wait_s, 0.0), (60, 0.95))) for wait_s in (2, after_s))
+    told = changes(compare(diagnose(quick), diagnose(slow)))
+    assert told["start-up"].before == 2.0
+    assert told["start-up"].is_better is is_better

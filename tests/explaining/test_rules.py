@@ -301,6 +301,22 @@ def test_the_rank_with_slower_steps_is_named() -> None:
     assert not has(run_of(spans((60, 0.95)), step_spans=told), "imbalance")
 
 
+def test_the_rank_that_waits_for_its_data_is_named_though_all_steps_take_as_long() -> None:
+    told = [steps(0.02, rank=0), steps(0.4, rank=1), steps(0.02, rank=2), steps(0.03, rank=3)]
+    found = the(run_of(spans((60, 0.95)), step_spans=told), "imbalance")
+    assert found.sentence.startswith("rank 1 keeps the other ranks waiting")
+    assert found.evidence == ("200 ms of a step of 500 ms; the others: 10 ms",)
+    told[1] = steps(0.16, rank=1)
+    assert not has(run_of(spans((60, 0.95)), step_spans=told), "imbalance")
+    told[1] = steps(None, rank=1)  # its waits are not known
+    assert not has(run_of(spans((60, 0.95)), step_spans=told), "imbalance")
+
+
+def test_the_slow_rank_of_a_training_on_the_cpu_is_named() -> None:
+    told = [steps(0.0, rank=0), steps(0.4, rank=1)]
+    assert the(run_of(gpus=[], step_spans=told), "imbalance").gpus == ()
+
+
 def test_the_same_of_several_gpus_is_told_once() -> None:
     run = run_of([*of_gpu(0, 0.97), *of_gpu(1, 0.96)], gpus=[gpu(0), gpu(1)])
     (found,) = diagnose(run).findings[1:]

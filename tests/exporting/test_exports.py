@@ -9,7 +9,6 @@ from hypothesis import given
 from planning.plans import plan_of, variant_of, variants, whatever_it_takes
 
 from oomph.errors import UsageError
-from oomph.exporting.launch import torchrun_command
 from oomph.exporting.settings import (
     TARGETS,
     accelerate_settings,
@@ -18,6 +17,7 @@ from oomph.exporting.settings import (
     trainer_arguments,
     training_arguments,
 )
+from oomph.launching.torchrun import torchrun_command
 from oomph.records.workload import Variant
 
 

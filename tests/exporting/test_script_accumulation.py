@@ -138,6 +138,48 @@ def test_a_loop_over_a_loader_makes_the_same_steps(name: str) -> None:
     assert trained(after).told == trained(text).told
 
 
+_OWN = """
+accumulate = 2
+loader = DataLoader(range(96), batch_size=16, shuffle=True)
+done = 0
+for i, batch in enumerate(loader):
+    (model(batch) / accumulate).backward()
+    if (i + 1) % accumulate == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+        done += 1
+        if done == 3:
+            break
+"""
+
+
+def test_a_loop_that_accumulates_and_ends_by_a_count_of_steps_makes_the_same_steps() -> None:
+    seen = seen_of(micro_batch=16, accumulation=2, loader=loader_of(16))
+    changes = split(_OWN, seen=seen)
+    assert changes.by_hand == ()
+    after = applied(_OWN, changes.diff)
+    assert trained(after).steps == trained(_OWN).steps
+    assert len(trained(after).steps) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _OWN.replace("    if (i + 1)", "    if i == 5:\n        break\n    if (i + 1)"),
+        _OWN.replace(
+            "    if (i + 1)", "    done += 1\n    if done > 5:\n        break\n    if (i + 1)"
+        ),
+        _OWN.replace("for i, batch in enumerate(loader):", "for i in range(6):\n    batch = get()"),
+    ],
+    ids=["by the counter", "by a count of its own", "over a range"],
+)
+def test_a_loop_that_ends_by_a_count_of_micro_batches_is_left(text: str) -> None:
+    seen = seen_of(micro_batch=16, accumulation=2, loader=loader_of(16))
+    changes = split(text, seen=seen)
+    assert changes.diff == ""
+    assert "micro-batches" in changes.by_hand[0]
+
+
 MADE = {
     "batches cut from data": """
 batch_size = 32

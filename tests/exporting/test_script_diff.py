@@ -89,7 +89,8 @@ for x in data:
     changes = split(text, ["-v"], precision="fp16", **AS_IS)
     assert (changes.diff, changes.arguments, changes.by_hand) == ("", ("-v", "--amp"), ())
     other = split(text, precision="bf16", **AS_IS)
-    assert "is to be on, with dtype=torch.bfloat16" in other.by_hand[0]
+    assert other.arguments == ("--amp",)
+    assert "dtype=torch.bfloat16, enabled=args.amp" in applied(text, other.diff)
 
 
 @pytest.mark.parametrize("loss", ["nn.BCELoss()", "F.binary_cross_entropy(out, y)"])
@@ -108,6 +109,21 @@ def test_tf32_is_switched_on_below_the_imports() -> None:
     both = split(LOOP, precision="tf32", expandable_segments=True, **AS_IS)
     names = [type(one).__name__ for one in ast.parse(applied(LOOP, both.diff)).body]
     assert names[:5] == ["Import", "Expr", "Expr", "Import", "Expr"]
+
+
+def test_offloaded_activations_go_around_forward_and_loss() -> None:
+    changes = split(LOOP, offload_activations=True, **AS_IS)
+    assert changes.by_hand == ()
+    after = applied(LOOP, changes.diff)
+    assert after.startswith("import torch\nimport oomph\n")
+    assert (
+        """
+    with oomph.offloaded_activations():
+        out = model(x)
+        loss = criterion(out, y)
+    accuracy"""
+        in after
+    )
 
 
 # ---- the optimizer, the allocator, checkpointing -------------------------------------------------
@@ -179,7 +195,7 @@ net = AutoModelForCausalLM.from_pretrained("gpt2")
 def test_the_blocks_of_another_model_are_for_the_user() -> None:
     changes = split(LOOP, checkpointing="blocks", **AS_IS)
     assert changes.diff == ""
-    assert "checkpointed in its forward" in changes.by_hand[0]
+    assert "names of the model's parts are not known" in changes.by_hand[0]
     own = split(LOOP, (), seen_of(checkpointing="by the script"), checkpointing="blocks", **AS_IS)
     assert own.by_hand == ()
 
@@ -441,6 +457,31 @@ def test_accelerate_without_accumulate_is_for_the_user() -> None:
     assert "with accelerator.accumulate(model):" in changes.by_hand[0]
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        "accelerator = (\n    Accelerator(log_with='all') if tracked else Accelerator()\n)\n",
+        "if a:\n accelerator = Accelerator(log_with='all')\nelse:\n accelerator = Accelerator()\n",
+    ],
+)
+def test_both_accelerators_of_a_conditional_are_changed(made: str) -> None:
+    text = f"{made}loader = DataLoader(d, 32)\nwith accelerator.accumulate(model):\n    pass\n"
+    changes = split(text, (), seen_of(loader=loader_of(32)), precision="bf16")
+    assert changes.by_hand == ()
+    after = applied(text, changes.diff)
+    settings = 'mixed_precision="bf16", gradient_accumulation_steps=4)'
+    assert f"Accelerator(log_with='all', {settings}" in after
+    assert f"Accelerator({settings}" in after
+    assert "DataLoader(d, 8)" in after
+
+
+def test_two_accelerators_of_their_own_are_for_the_user() -> None:
+    text = "one = Accelerator()\nother = Accelerator()\nloader = DataLoader(d, 32)\n"
+    changes = split(text, (), seen_of(loader=loader_of(32)), precision="bf16")
+    assert changes.diff == ""
+    assert "2 calls of Accelerator could be the training's" in changes.by_hand[0]
+
+
 def test_lightning_that_optimizes_by_hand_is_for_the_user() -> None:
     text = "import lightning as L\nself.automatic_optimization = False\nL.Trainer(max_epochs=1)\n"
     changes = split(text)
@@ -495,3 +536,31 @@ def test_every_plan_is_said_one_way_or_another(variant: Variant) -> None:
         "sdpa": variant.attention == "sdpa",
     }
     assert [words for words, is_on in told.items() if is_on and words not in said] == []
+
+
+def test_a_loop_of_accelerate_can_get_torchs_autocast_instead() -> None:
+    text = """import torch
+accelerator = Accelerator(mixed_precision=args.precision)
+loader = DataLoader(d, 32)
+for x in loader:
+    with accelerator.accumulate(model):
+        out = model(x)
+        loss = criterion(out)
+        accelerator.backward(loss)
+        optimizer.step()
+"""
+    seen = seen_of(loader=loader_of(32), lines=(Line(what="forward", file="train.py", line=6),))
+    plan = plan_of(micro_batch=8, accumulation=4, precision="bf16")
+    changes = script_changes({"train.py": text}, (), seen, plan, autocasts=True)
+    assert changes.by_hand == ()
+    after = applied(text, changes.diff)
+    assert "mixed_precision=args.precision, gradient_accumulation_steps=4)" in after
+    assert (
+        """
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            out = model(x)
+            loss = criterion(out)
+        accelerator.backward(loss)
+"""
+        in after
+    )

@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from oomph.planning.choices import variants
+from oomph.planning.deadline import Deadline
 from oomph.planning.rehearsals import choices_of, complete, first_look, footprint_of_one
 from oomph.predicting.allocator_settings import AllocatorSettings
 from oomph.predicting.combinations import Combinations
@@ -152,7 +153,7 @@ def held_against_rehearsals(
         options = PlanOptions(max_gpus=max_gpus, allow=frozenset(NAMES))
         wanted = chosen(variants(choices_of(rehearsed, options, CAPABILITY, 2)))
         plain = [replace(one, optimizer_in_backward=False) for one in wanted]
-        complete(rehearsed, rehearser, [*wanted, *plain], lambda _: None)
+        complete(rehearsed, rehearser, [*wanted, *plain], lambda _: None, Deadline())
         ways = Combinations(
             pass_footprints=rehearsed.pass_footprints,
             steps=rehearsed.steps,

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from oomph.predicting.links import links_among, pcie_bytes_per_s
 from oomph.predicting.overhead import context, cudnn, nccl, usable_bytes
 from oomph.predicting.prediction import Card, assemble
-from oomph.predicting.rates import pcie_bytes_per_s
 from oomph.predicting.speed import StepTime, estimate
 from oomph.records.trace import Op
 from oomph.records.workload import Variant
@@ -28,7 +28,8 @@ def step_time(gpu: str, *ops: tuple[str, int, int, str], num_gpus: int = 1) -> S
         Op(name=name, phase="forward", flops=flops, moved_bytes=moved, dtype=dtype)
         for name, flops, moved, dtype in ops
     ]
-    time = estimate(made, find(gpu).model, num_gpus=num_gpus)
+    model = find(gpu).model
+    time = estimate(made, model, links=links_among(model, num_gpus))
     assert time is not None
     return time
 

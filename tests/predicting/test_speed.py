@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from oomph.errors import UsageError
 from oomph.predicting import speed
 from oomph.predicting.footprint import work_of
+from oomph.predicting.links import links_among
 from oomph.predicting.pricing import Prices, lane_of, sizes_of
 from oomph.predicting.rates import BEST_OF_SHEET, Rates, best_rates, with_measured_rates
 from oomph.predicting.speed import StepTime, anchored, estimate, parts_of_work
@@ -377,7 +378,7 @@ def wait(num_pending: int = 0) -> Op:
 
 
 def on_eight(*ops: Op, on: GpuModel = A100) -> StepTime:
-    return time_of(*ops, on=on, num_gpus=8)
+    return time_of(*ops, on=on, links=links_among(on, 8))
 
 
 def test_what_is_sent_takes_its_bytes_over_the_link() -> None:
@@ -420,10 +421,10 @@ def test_pcie_is_slower_than_nvlink() -> None:
 
 def test_gpus_that_nobody_knows_the_link_of_have_no_time() -> None:
     ops = [op(moved=8), collective("all_reduce"), wait()]
-    assert estimate(ops, P40, num_gpus=2) is None
-    assert estimate(ops, A100, num_gpus=16) is None
-    assert estimate(ops, A100, num_gpus=16, gpus_per_node=16) is not None
-    assert estimate(ops, A100, num_gpus=8, gpus_per_node=4) is None
+    assert estimate(ops, P40, links=links_among(P40, 2)) is None
+    assert estimate(ops, A100, links=links_among(A100, 16)) is None
+    assert estimate(ops, A100, links=links_among(A100, 16, 16)) is not None
+    assert estimate(ops, A100, links=links_among(A100, 8, 4)) is None
 
 
 def count_of(name: str, ops: list[Op], num_micro_steps: int) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from oomph.predicting.combinations import without_accumulation
 from oomph.predicting.footprint import Footprint
+from oomph.predicting.links import links_among
 from oomph.predicting.speed import (
     BEST,
     WORST,
@@ -29,7 +30,7 @@ def step_times(
     footprint: Footprint, model: GpuModel, num_gpus: int = 1
 ) -> Callable[..., float | None]:
     """Of a footprint that has its optimizer's step."""
-    priced = PricedFootprint(footprint, prices_on(model, "fp32", num_gpus))
+    priced = PricedFootprint(footprint, prices_on(model, "fp32", links_among(model, num_gpus)))
     return functools.partial(step_seconds, MicroSteps(priced, has_step=True), None)
 
 
@@ -73,6 +74,6 @@ def test_a_gpu_without_a_bandwidth_has_no_time() -> None:
 def test_several_gpus_have_the_estimate_of_the_third_clock() -> None:
     times = step_times(footprint("adamw", MANY), A100, num_gpus=4)
     ops = traced("adamw", Variant(micro_batch=3, accumulation=2)).ops
-    expected = estimate(ops, A100, num_gpus=4, num_micro_steps=4)
+    expected = estimate(ops, A100, links=links_among(A100, 4), num_micro_steps=4)
     assert expected is not None
     assert times(3, 4) == pytest.approx(expected.step_s)

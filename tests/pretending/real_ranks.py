@@ -70,10 +70,16 @@ def loss_of(model: Any, x: Any) -> Any:
 
 
 def optimizer_of(parameters: Any) -> Any:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True)  # as on a GPU
 
 
-def train(model: Any, variant: Variant, mine: list[Any], recorder: Any = None) -> None:
+def train(
+    model: Any,
+    variant: Variant,
+    mine: list[Any],
+    recorder: Any = None,
+    loss_of: Any = loss_of,
+) -> None:
     """Two steps over this rank's examples."""
     optimizer = optimizer_of(list(model.parameters()))
     loss = None  # as any loop, it holds the last one until the next has its name

@@ -5,6 +5,7 @@ python -m rehearsing.rehearsals batches      whether sizes are affine in the bat
 python -m rehearsing.rehearsals large        models of full size
 python -m rehearsing.rehearsals tricks 0 2   optimizers and recomputation, every second model
 python -m rehearsing.rehearsals on_ranks     what real_ranks.py trains for real
+python -m rehearsing.rehearsals on_layers    what real_layers.py trains for real
 python -m rehearsing.rehearsals divided      what is held by one of several GPUs
 python -m rehearsing.rehearsals units        what fsdp_tracker.py tracks
 """
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 
+from oomph.predicting.links import is_in_layers
 from oomph.records.trace import Trace
 from oomph.records.workload import Variant, Workload
 from oomph.rehearsing.self_test import in_order
@@ -184,6 +186,29 @@ def on_ranks() -> Iterator[dict[str, Any]]:
         yield {"way": way, "taken": real_ranks.curve(*without_gpus_own(trace))}
 
 
+def on_layers() -> Iterator[dict[str, Any]]:
+    from pretending import real_layers, real_ranks
+
+    from oomph.rehearsing.rehearse import prepare, rehearse
+
+    prepare(CAPABILITY)
+    workload = stack_on_ranks(
+        model=real_layers.Transformer, batch=real_layers.examples, loss=real_layers.loss_of
+    )
+    for way, variant in real_layers.WAYS.items():
+        trace = rehearse(workload, variant, CAPABILITY)
+        built = next(index for index, phase in trace.phase_starts if phase != "build")
+        yield {
+            "way": way,
+            "taken": real_ranks.curve(
+                *without_gpus_own(replace(trace, events=trace.events[built:]))
+            ),
+            "communication": Counter(op.name for op in trace.ops if is_in_layers(op.name)),
+            "sent_bytes": sum(op.moved_bytes for op in trace.ops if is_in_layers(op.name)),
+            **summary(trace),
+        }
+
+
 class Keeping:
     """A loop that calls its outputs by a name, which is bound anew when there are new ones."""
 
@@ -286,8 +311,11 @@ def units() -> Iterator[dict[str, Any]]:
 
 
 def without_gpus_own(trace: Trace) -> tuple[list[int], list[int]]:
-    """Events and sizes without what only a GPU has: the inputs' copies and cuBLAS's workspace."""
-    own = [one.category in ("inputs", "workspace") for one in trace.allocations]
+    """Events and sizes without what only a GPU has: copies of inputs, workspaces, temporaries."""
+    own = [
+        one.category in ("inputs", "workspace") or one.op.endswith("(inside)")
+        for one in trace.allocations
+    ]
     events = [event for event in trace.events if not own[abs(event) - 1]]
     return events, [one.size_bytes for one in trace.allocations]
 
@@ -372,6 +400,7 @@ def main(what: str, *numbers: str) -> None:
         "large": large,
         "tricks": tricks,
         "on_ranks": on_ranks,
+        "on_layers": on_layers,
         "divided": divided,
         "units": units,
         "outputs": outputs,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import oomph
-from oomph import Workload
+from oomph import Workload, progress
 from oomph.errors import OomphError, UsageError, UserCodeError
 from oomph.records.workload import Variant
 from oomph.rehearsing import rehearse
@@ -135,7 +135,6 @@ def test_a_rehearsal_that_takes_long_tells_how_far_it_is(
         return batch.sum()
 
     monkeypatch.setattr(rehearse, "TELLS_EVERY_S", 0.02)
-    monkeypatch.setattr("sys.stderr", Terminal())
     workload = Workload(
         model=lambda: torch.nn.Linear(8, 8),
         batch=lambda n: torch.zeros(n, 8),
@@ -143,17 +142,8 @@ def test_a_rehearsal_that_takes_long_tells_how_far_it_is(
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         batch_size=2,
     )
-    trained(workload, Variant(micro_batch=2))
-    assert "allocations so far, in forward" in capfd.readouterr().err
-
-
-class Terminal:
-    """Standard error, which says that somebody looks at it."""
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        return os.write(2, text.encode())
-
-    def flush(self) -> None: ...
+    monkeypatch.setattr(progress, "_TICK_S", 0.01)
+    monkeypatch.setattr(progress, "_BEATS_S", (0.0, 0.01))
+    with progress.Progress("rehearsing"):
+        trained(workload, Variant(micro_batch=2))
+    assert " allocations, in forward)\n" in capfd.readouterr().err

@@ -24,13 +24,18 @@ from unittest import mock
 
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import oomph
 from oomph.training import update
 
 WIDTH, MOST_EXAMPLES = 6, 6
-WRAPS = ("ddp", "compile(ddp)", "ddp(compile)", "inside", "around")
+REPLICATED = ("ddp", "compile(ddp)", "ddp(compile)", "inside", "around")
+# "fsdp(unused)": ranks use different parameters. "hybrid": copies of shards, for 4 ranks.
+SHARDED = ("fsdp", "fsdp(blocks)", "fsdp(unused)", "compile(fsdp)", "hybrid")
 PLACES = (
     "take",
     "forward",
@@ -50,6 +55,8 @@ MENDED = {
     f"memory in {place}"
     for place in ("take", "zeros", "clip", "copy", "update-begin", "update-middle", "update-end")
 }
+# Nobody has another rank's shards: only a copy undoes an update of them.
+MENDED_SHARDS = {f"memory in {place}" for place in ("take", "clip", "copy")}
 # What errors say where the weights are not those of the last whole step.
 HALF, STEPPED = "in the middle of its step", "are those after this step"
 NOTED = "some parameters may have been updated and others not"
@@ -66,13 +73,14 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH))
+        self.rest = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
         self.heads = nn.ModuleList([nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 3)])
         self.num_seen: torch.Tensor
         self.register_buffer("num_seen", torch.zeros(()))
 
     def forward(self, x: Any, head: int) -> Any:
         self.num_seen += len(x)
-        return self.heads[head](self.body(x))
+        return self.heads[head](self.rest(self.body(x)))
 
 
 class Around(nn.Module):
@@ -108,20 +116,26 @@ class Case:
     clip: float | None
     copies: Any
     optimizer: str
+    weight: Any
     strikes: list[Strike] = field(default_factory=list)
+
+
+def wraps_of(num_ranks: int) -> list[str]:
+    return [*REPLICATED, *(each for each in SHARDED if each != "hybrid" or num_ranks == 4)]
 
 
 def case_of(seed: int, num_ranks: int) -> Case:
     chance = random.Random(seed)  # noqa: S311
     case = Case(
         seed,
-        wrap=chance.choice(WRAPS),
+        wrap=chance.choice(wraps_of(num_ranks)),
         way=chance.choice(["step", "step", "micro"]),
-        accumulate=chance.choice([1, 1, 2, 3, 4]),
-        num_calls=chance.randint(3, 7),
+        accumulate=chance.choice([1, 1, 2, 3, 4, chance.randint(5, 8)]),
+        num_calls=chance.randint(3, 9),
         clip=chance.choice([None, 0.05]),
         copies=chance.choice(["first", "first", "always"]),
         optimizer=chance.choice(["sgd", "adam"]),
+        weight=chance.choice([None, "mean"]),
     )
     for _ in range(chance.randint(1, 3)):
         place, call = chance.choice(PLACES), chance.randrange(case.num_calls)
@@ -136,10 +150,13 @@ def batch_of(case: Case, rank: int, call: int) -> dict[str, Any]:
     """A rank's own, of its own size."""
     chance = torch.Generator().manual_seed(case.seed * 1000 + rank * 100 + call)
     num = int(torch.randint(1, MOST_EXAMPLES + 1, (), generator=chance))
+    head = int(torch.randint(0, 2, (), generator=chance))
+    # Without set_reduce_scatter_unused_params, FSDP2 needs all ranks to use the same parameters.
+    is_free = case.wrap not in SHARDED or case.wrap == "fsdp(unused)"
     return {
         "x": torch.randn(num, WIDTH, generator=chance, dtype=torch.float64),
         "y": torch.randn(num, 3, generator=chance, dtype=torch.float64),
-        "head": int(torch.randint(0, 2, (), generator=chance)),
+        "head": head if is_free else call % 2,
     }
 
 
@@ -159,28 +176,64 @@ def loss_of(model: Any, batch: Any) -> Any:
 class Reference:
     """One process that has the batches of all ranks."""
 
-    def __init__(self, case: Case, state: dict[str, Any], num_ranks: int) -> None:
+    def __init__(self, case: Case, state: dict[str, Any], rank: int, num_ranks: int) -> None:
         self.model = Model().double()
         self.model.load_state_dict(state)
-        self._case, self._num_ranks = case, num_ranks
+        self._case, self._rank, self._num_ranks = case, rank, num_ranks
         self._optimizer = optimizer_of(case, self.model)
+        self._num_seen = 0
 
     def step(self, calls: list[int]) -> None:
-        for rank in range(self._num_ranks):
-            batches = [batch_of(self._case, rank, call) for call in calls]
-            total = sum(len(batch["x"]) for batch in batches)
+        for rank, batches in enumerate(self._batches(calls)):
             for batch in batches:
-                share = len(batch["x"]) / total / self._num_ranks
-                (loss_of(self.model, batch) * share).backward()
+                (loss_of(self.model, batch) * self._share(rank, batch, calls)).backward()
+        if self._case.wrap == "fsdp(unused)":  # it reduces zeros for what no rank has used
+            for parameter in self.model.parameters():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
         if self._case.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._case.clip)
         self._optimizer.step()
         self._optimizer.zero_grad()
+        self._num_seen += self.num_of(calls)
 
-    def off_by(self, model: nn.Module) -> float:
-        """The largest difference of weights."""
+    def _batches(self, calls: list[int]) -> list[list[Any]]:
+        """By rank."""
+        ranks = range(self._num_ranks)
+        return [[batch_of(self._case, rank, call) for call in calls] for rank in ranks]
+
+    def _share(self, rank: int, batch: Any, calls: list[int]) -> float:
+        """Of a batch in the update: all examples count the same if the weight is given."""
+        batches = self._batches(calls)
+        totals = [sum(len(each["x"]) for each in mine) for mine in batches]
+        if self._case.weight is not None:
+            return float(len(batch["x"]) / sum(totals))
+        if self._case.wrap in SHARDED:  # all batches, which are weighed as they come
+            return 1 / len(calls) / self._num_ranks
+        return float(len(batch["x"]) / totals[rank] / self._num_ranks)
+
+    def num_of(self, calls: list[int]) -> int:
+        """How many examples this rank has in some calls."""
+        return sum(len(batch_of(self._case, self._rank, call)["x"]) for call in calls)
+
+    def off_by(self, model: Any, window: list[int]) -> float:
+        """The largest difference of weights, and of a buffer where each rank has its own.
+
+        window: the calls since the last update.
+        """
         pairs = zip(self.model.parameters(), model.parameters(), strict=True)
-        return max(float((one - other).detach().abs().max()) for one, other in pairs)
+        off = max(float((one - whole_of(other)).detach().abs().max()) for one, other in pairs)
+        if self._case.wrap in SHARDED:
+            off = max(off, abs(float(model.num_seen) - self._num_seen - self.num_of(window)))
+        return off
+
+
+def whole_of(tensor: Any) -> Any:
+    """All ranks have to call it for the shards of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    own: Any = tensor.detach()
+    return own.full_tensor()
 
 
 # ---- what strikes -------------------------------------------------------------------------------
@@ -240,14 +293,20 @@ def strike_in_update(strikes: Strikes, optimizer: Any) -> None:
 def everywhere(strikes: Strikes, step: Any, bare: Any) -> Iterator[None]:
     """Strikes wherever a step of a Stepper can fail."""
     attempts = step._attempts
+    is_sharded = attempts._ranks.is_sharded
     for thing, name, place in (
         (attempts._rollback, "take", "take"),
         (attempts._ranks, "ready", "ready"),
         (attempts._ranks, "_fill", "zeros"),
     ):
         setattr(thing, name, before(strikes, place, getattr(thing, name)))
-    middle = bare.body[2].weight
-    handle = middle.register_hook(lambda _: strikes.at("backward"))
+    if is_sharded:  # gradients reach a shard only once they are reduced
+        ranks = attempts._ranks
+        ranks.clip = before(strikes, "clip", ranks.clip)
+        handle = bare.body[1].register_forward_hook(strike_in_backward(strikes))
+    else:
+        middle = bare.body[2].weight
+        handle = middle.register_hook(lambda _: strikes.at("backward"))
     clip = before(strikes, "clip", nn.utils.clip_grad_norm_)
     copy = before(strikes, "copy", update.UpdateCopy)
     with ExitStack() as stack:
@@ -257,15 +316,27 @@ def everywhere(strikes: Strikes, step: Any, bare: Any) -> Iterator[None]:
         yield
 
 
+def strike_in_backward(strikes: Strikes) -> Callable[..., None]:
+    def hook(_: Any, __: Any, output: Any) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda _: strikes.at("backward"))
+
+    return hook
+
+
 # ---- one case -----------------------------------------------------------------------------------
 
 
 def digest(model: Any, optimizer: Any) -> str:
     """Of weights, buffers and the optimizer's states: the same where all bits are."""
-    parts = [t.detach().numpy().tobytes() for t in (*model.parameters(), *model.buffers())]
-    for state in optimizer.state.values():
+    parameters = list(model.parameters())
+    is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
+    buffers = () if is_sharded else model.buffers()  # FSDP2 leaves each rank its own
+    parts = [whole_of(t).numpy().tobytes() for t in (*parameters, *buffers)]
+    for parameter in parameters:
+        state = optimizer.state.get(parameter, {})
         tensors = {k: v for k, v in sorted(state.items()) if isinstance(v, torch.Tensor)}
-        parts += [k.encode() + v.numpy().tobytes() for k, v in tensors.items()]
+        parts += [k.encode() + whole_of(v).numpy().tobytes() for k, v in tensors.items()]
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
@@ -273,9 +344,9 @@ def run(case: Case, rank: int, num_ranks: int, wrapped: Any, bare: Any) -> dict[
     """Each call of a case: what it came to on this rank, and what it left."""
     torch.manual_seed(case.seed)
     state = Model().double().state_dict()
-    bare.load_state_dict(state)
+    load(bare, state)
     bare.zero_grad(set_to_none=True)
-    reference = Reference(case, state, num_ranks)
+    reference = Reference(case, state, rank, num_ranks)
     strikes = Strikes(case, rank)
     optimizer = optimizer_of(case, bare)
     model = bare if case.wrap == "around" else wrapped
@@ -293,6 +364,7 @@ def run(case: Case, rank: int, num_ranks: int, wrapped: Any, bare: Any) -> dict[
         loss if case.way == "step" else None,
         accumulate=case.accumulate,
         clip_grad_norm=case.clip,
+        weight=case.weight,
         copies=case.copies,
         last_resorts=(),
         say=lambda _: None,
@@ -329,7 +401,7 @@ def run(case: Case, rank: int, num_ranks: int, wrapped: Any, bare: Any) -> dict[
                     "has_stepped": bool(result is not None and result.has_stepped),
                     "fired": strikes.fired,
                     "digest": digest(bare, optimizer),
-                    "off": reference.off_by(bare),
+                    "off": reference.off_by(bare, window),
                 }
             )
             if ends_here(error):
@@ -342,6 +414,34 @@ def ends_here(mine: str) -> bool:
     said: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(said, mine)
     return any(text in each for each in said for text in (HALF, STEPPED, NOTED))
+
+
+def load(model: Any, state: dict[str, Any]) -> None:
+    """Load a whole state, of which each rank takes its shards."""
+    own = model.state_dict()
+    for name, whole in state.items():
+        if isinstance(own[name], DTensor):
+            places = own[name].device_mesh, own[name].placements
+            whole = distribute_tensor(whole, *places, src_data_rank=None)
+        own[name].copy_(whole)
+
+
+def sharded_in(wrap: str, model: Any, backend: str, num_ranks: int) -> Any:
+    options: dict[str, Any] = {}
+    if wrap == "hybrid":
+        options["mesh"] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
+    else:
+        options["mesh"] = init_device_mesh("cpu", (num_ranks,))
+    if wrap != "fsdp":
+        fully_shard(model.body, **options)
+        fully_shard(model.rest, **options)
+    if wrap == "fsdp(blocks)":
+        for head in model.heads:
+            fully_shard(head, **options)
+    fully_shard(model, **options)
+    if wrap == "fsdp(unused)":
+        model.set_reduce_scatter_unused_params(True)
+    return torch.compile(model, backend=backend) if wrap == "compile(fsdp)" else model
 
 
 def wrapped_in(wrap: str, model: Any, backend: str) -> Any:
@@ -368,9 +468,12 @@ def main(folder: Path, backend: str, *numbers: int) -> None:
     gc.collect()
     gc.freeze()  # each recovery collects garbage, and what was imported is none
     models = {}
-    for wrap in WRAPS:
+    for wrap in wraps_of(num_ranks):
         bare = Model().double()
-        models[wrap] = wrapped_in(wrap, bare, backend), bare
+        if wrap in SHARDED:
+            models[wrap] = sharded_in(wrap, bare, backend, num_ranks), bare
+        else:
+            models[wrap] = wrapped_in(wrap, bare, backend), bare
     cases = [case_of(seed + number, num_ranks) for number in range(num_cases)]
     found = [run(case, rank, num_ranks, *models[case.wrap]) for case in cases]
     (folder / f"{rank}.json").write_text(json.dumps(found))

@@ -87,16 +87,21 @@ def stepper(model: Any, loss: Any = loss_of, **options: Any) -> Any:
     return oomph.Stepper(model, optimizer_of(model), loss, **{**quiet, **options})
 
 
+def num_labels(batch: Any) -> float:
+    return float((batch["labels"] != -100).sum())
+
+
 # ---- ways to train -----------------------------------------------------------------------------
 
 
 def by_torch(rank: int) -> dict[str, Any]:
-    """DDP as it is, which has memory enough."""
+    """DDP as it is, which has memory enough; each label counts the same on both ranks."""
     model = made()
     optimizer = optimizer_of(model)
     norms = []
-    for batch in batches(rank):
-        loss_of(model, batch).backward()
+    counts = [[num_labels(batch) for batch in batches(each)] for each in (0, 1)]
+    for batch, *both in zip(batches(rank), *counts, strict=True):
+        (loss_of(model, batch) * (2 * both[rank] / sum(both))).backward()
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
         optimizer.step()
         optimizer.zero_grad()
@@ -125,16 +130,16 @@ def by_pieces(rank: int) -> dict[str, Any]:
 
 
 def accumulated_by_one(_: int) -> dict[str, Any]:
-    """Two batches to a step, weighted by their tokens; the mean of what the two ranks have."""
+    """Two batches to a step on two ranks, weighted by their tokens."""
     torch.manual_seed(0)
     model = Model()
     optimizer = optimizer_of(model)
     both = [list(batches(rank)) for rank in (0, 1)]
     for first in range(0, NUM_STEPS, 2):
-        for pair in (mine[first : first + 2] for mine in both):
-            counts = [float((batch["labels"] != -100).sum()) for batch in pair]
-            for batch, count in zip(pair, counts, strict=True):
-                (loss_of(model, batch) * (count / sum(counts) / 2)).backward()
+        four = [batch for mine in both for batch in mine[first : first + 2]]
+        total = sum(map(num_labels, four))
+        for batch in four:
+            (loss_of(model, batch) * (num_labels(batch) / total)).backward()
         optimizer.step()
         optimizer.zero_grad()
     return state_of(model)
@@ -205,10 +210,35 @@ def normed() -> Any:
         return stepper(DistributedDataParallel(model))
 
 
-def divided() -> Any:
+def divided(model: Any = None, change: Callable[[Any], Any] = lambda _: None, **more: Any) -> Any:
     from torch.distributed.fsdp import fully_shard
 
-    return stepper(fully_shard(nn.Linear(4, 4)))
+    model = nn.Linear(4, 4) if model is None else model
+    change(fully_shard(model, **more))
+    return stepper(model)
+
+
+def divided_in_part() -> Any:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    return divided(model, ignored_params={model[0].weight})
+
+
+def divided_by_tensors_too() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+    model = parallelize_module(nn.Linear(4, 4), mesh["tensor"], ColwiseParallel())
+    return divided(model, mesh=mesh["data"])
+
+
+def divided_late() -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    model: Any = fully_shard(nn.Linear(4, 4))
+    step = stepper(model)
+    model.set_requires_gradient_sync(False)
+    return step({"x": torch.zeros(2, 4), "labels": torch.zeros(2, dtype=torch.long)})
 
 
 def late_hook() -> Any:
@@ -372,7 +402,15 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "hook": with_hook,
     "join": joined,
     "norm": normed,
-    "fsdp": divided,
+    "fsdp_unsynced": lambda: divided(change=lambda m: m.set_requires_gradient_sync(False)),
+    "fsdp_late": divided_late,
+    "fsdp_kept": lambda: divided(change=lambda m: m.set_reshard_after_backward(False)),
+    "fsdp_norm": lambda: divided(nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))),
+    "fsdp_in_part": divided_in_part,
+    "fsdp_and_tensors": divided_by_tensors_too,
+    "fsdp_scaler": lambda: oomph.Stepper(
+        sharded := divided().model, optimizer_of(sharded), loss_of, precision="fp16"
+    ),
 }
 
 

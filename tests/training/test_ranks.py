@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from training.injections import HALF, MENDED, NOTED, STEPPED
+from training.injections import HALF, MENDED, MENDED_SHARDS, NOTED, SHARDED, STEPPED
 
 SCRIPT, INJECTIONS = (Path(__file__).with_name(f"{name}.py") for name in ("replicas", "injections"))
 Found = dict[str, Any]
@@ -57,15 +57,18 @@ def assert_together(calls: tuple[Found, ...], case: str) -> None:
     assert all(errors) or not any(errors), told
     assert len({call["has_stepped"] for call in calls}) == 1, told
     fired = [call["fired"] for call in calls]
+    is_sharded = any(f"wrap={wrap!r}" in case for wrap in SHARDED)
+    has_copies = "copies='always'" in case
+    mended = MENDED_SHARDS if is_sharded and not has_copies else MENDED
     if (
         not all(fired)
         and max(map(len, fired)) <= 1
-        and {each for f in fired for each in f} <= MENDED
+        and {each for f in fired for each in f} <= mended
     ):
         assert not any(errors), told
     is_half = any(text in each for each in errors for text in (HALF, NOTED))
     if is_half:  # no rank has made the update, and none has a copy: each says so, or has a cause
-        assert all(call["fired"] for call in calls), told
+        assert all(fired) or (is_sharded and any(fired)), told
         return
     if any(errors) or calls[0]["has_stepped"]:
         assert len({call["digest"] for call in calls}) == 1, told  # bit by bit
@@ -86,15 +89,15 @@ def assert_all_together(ranks: list[Any]) -> int:
 
 
 def test_whatever_fails_on_some_ranks_all_step_or_all_raise(tmp_path: Path) -> None:
-    assert assert_all_together(injected(tmp_path, 2, 0, 60, "eager")) > 60
+    assert assert_all_together(injected(tmp_path, 2, 0, 80, "eager")) > 80
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "num_cases", "backend"),
-    [(2, 170, "eager"), (3, 170, "aot_eager"), (4, 150, "eager"), (2, 10, "inductor")],
+    [(2, 500, "eager"), (4, 420, "eager"), (3, 100, "aot_eager"), (2, 10, "inductor")],
 )
-def test_the_same_holds_for_hundreds_of_failures(
+def test_the_same_holds_for_a_thousand_random_jobs(
     num_ranks: int, num_cases: int, backend: str, tmp_path: Path
 ) -> None:
     found = injected(tmp_path, num_ranks, 1000 * num_ranks, num_cases, backend)
@@ -160,7 +163,13 @@ def test_where_one_rank_refuses_to_split_all_end_as_they_began(ranks: list[Found
         ("norm", "SyncBatchNorm waits"),
         ("builtin_hook", "communication hook"),
         ("late_hook", "communication hook"),
-        ("fsdp", "fully_shard (FSDP2)"),
+        ("fsdp_unsynced", "set_requires_gradient_sync(False)"),
+        ("fsdp_late", "set_requires_gradient_sync(False)"),
+        ("fsdp_kept", "set_reshard_after_backward(False)"),
+        ("fsdp_norm", "SyncBatchNorm waits"),
+        ("fsdp_in_part", "is not sharded"),
+        ("fsdp_and_tensors", "tensor parallelism"),
+        ("fsdp_scaler", "bf16"),
         ("fsdp1", "FullyShardedDataParallel"),
         ("replicate", "composable replicate()"),
         ("replicate_of_fsdp", "composable replicate()"),

@@ -17,7 +17,7 @@ import oomph
 from oomph.errors import OomphError
 from oomph.records.plan import MicroBatchLimits
 from oomph.training.sizes import divisors
-from oomph.verbs.plan import trick_names
+from oomph.verbs.planned import trick_names
 
 pytestmark = pytest.mark.skipif(
     "emulated_gpu" not in oomph.__all__, reason="there is no emulated GPU yet"

@@ -232,7 +232,7 @@ def test_the_checkpoint_and_the_evaluation_of_the_document(tmp_path: Path) -> No
         exec(code, names)  # noqa: S102
     assert len(names["losses"]) == STEPS
     assert names["logits"].shape == (7, 8)
-    assert names["state"]["stepper"]["accumulated"] is None
+    assert names["state"]["stepper"]["accumulated"] == (None,)
 
 
 # ---- what is no state --------------------------------------------------------------------------
@@ -257,6 +257,17 @@ def test_what_is_no_state_is_one_clear_error(change: Any, message: str) -> None:
     job.step(batches()[0])
 
 
+def test_a_state_of_the_first_format_is_loaded() -> None:
+    """Its parts were not in tuples."""
+    job, other = Job(), Job()
+    job.most = 4
+    job.step(batches()[0])
+    state = job.step.state_dict()
+    first = {k: v[0] if isinstance(v, tuple) else v for k, v in state.items()}
+    other.step.load_state_dict({**first, "format": 1})
+    assert other.step.state_dict() == state
+
+
 def test_gradients_of_another_model_are_refused() -> None:
     job = Job(accumulate=2)
     job.step(batches()[0])
@@ -274,12 +285,12 @@ def test_a_state_is_not_changed_by_what_is_trained_after_it() -> None:
     first, second = batches()[:2]
     job.step(first)
     state = job.step.state_dict()
-    before = [each.clone() for each in state["accumulated"]["gradients"]]
+    before = [each.clone() for each in state["accumulated"][0]["gradients"]]
     job.step(second)
     other = Job(accumulate=3)
     other.step.load_state_dict(state)
     other.step(second)
-    pairs = zip(before, state["accumulated"]["gradients"], strict=True)
+    pairs = zip(before, state["accumulated"][0]["gradients"], strict=True)
     assert all(torch.equal(one, now) for one, now in pairs)
 
 

@@ -25,6 +25,7 @@ ON: dict[str, dict[str, Any]] = {
     "ddp": {"num_gpus": 2, "sharding": "ddp"},
     "fsdp": {"num_gpus": 2, "sharding": "fsdp"},
     "hybrid": {"num_gpus": 4, "sharding": "hybrid"},
+    "tensor-parallel": {"num_gpus": 2, "tensor_parallel": 2},
     "offload-activations": {"offload_activations": True},
     "offload-optimizer": {"offload_optimizer": True},
     "zero-offload": {"zero_offload": True},

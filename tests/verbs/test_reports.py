@@ -85,3 +85,17 @@ def test_the_fields_of_a_run_are_documented() -> None:
     manual = (Path(__file__).parents[2] / "docs" / "reports.md").read_text()
     told = manual.partition("## In Python")[2].partition("## As JSON")[0]
     assert {f"`{field.name}`" for field in fields(RunSummary)} <= set(re.findall(r"`\w+`", told))
+
+
+def test_a_notebook_draws_the_page_of_a_report(tmp_path: Path) -> None:
+    report = oomph.report("aaaa")
+    drawn = report._repr_html_()
+    assert drawn is not None
+    assert drawn.startswith("<iframe srcdoc='")
+    assert '"memory_series"' in drawn
+    assert drawn.count("'") == 6  # the page is one attribute: its script runs in the frame alone
+    (tmp_path / OLD.id).rename(tmp_path / "elsewhere")
+    drawn = report._repr_html_()  # in words: the run with its series is gone
+    assert drawn is not None
+    assert drawn.startswith("<pre")
+    assert report.findings[0].sentence.split(";")[0] in drawn

@@ -79,12 +79,12 @@ def test_slices_of_a_gpu_are_named_by_their_numbers(browser: Browser, tmp_path: 
         page.context.close()
 
 
-def keep_run(directory: Path, run: Run, *, has_ended: bool = True) -> Diary:
+def keep_run(directory: Path, run: Run, *, has_ended: bool = True, name: str = RUN) -> Diary:
     """A run as `oomph watch` keeps it."""
-    place = directory / "runs" / RUN
+    place = directory / "runs" / name
     place.mkdir(parents=True)
     start = RunStart(
-        id=RUN,
+        id=name,
         command=run.command,
         directory=None,
         host=run.host,
@@ -102,6 +102,21 @@ def keep_run(directory: Path, run: Run, *, has_ended: bool = True) -> Diary:
         diary.add(record)
     diary.flush()
     return diary
+
+
+def scaled(run: Run, factor: float) -> Run:
+    """The same run with less of everything."""
+    spans = [
+        replace(
+            span,
+            used_bytes=int((span.used_bytes or 0) * factor),
+            most_used_bytes=int((span.most_used_bytes or 0) * factor),
+            busy_ratio=(span.busy_ratio or 0.0) * factor,
+            power_w=(span.power_w or 0.0) * factor,
+        )
+        for span in run.gpu_spans
+    ]
+    return replace(run, gpu_spans=tuple(spans), peaks=())
 
 
 def wait_for_charts(page: Page, colour: str = "s-busy", least: int = 30, count: int = 2) -> None:
@@ -166,7 +181,7 @@ def test_processes_are_listed_and_hostile_names_are_only_text(opened: Open) -> N
 
 
 @pytest.mark.parametrize(
-    "address", ["", "?runs", f"?run={RUN}", "?plans", "?plan=bert%20large.html"]
+    "address", ["", "?runs", f"?run={RUN}", "?plans", "?plan=bert%20large.html", "?fit"]
 )
 @pytest.mark.parametrize("width", [320, 400, 768, 1280])
 def test_every_page_is_readable_at_any_width(
@@ -179,7 +194,7 @@ def test_every_page_is_readable_at_any_width(
         wait_for_charts(page, least=5)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     cut = page.evaluate(
-        """() => [...document.querySelectorAll("main *, .top *")]
+        """() => [...document.querySelectorAll("main *, .top *, .asking *")]
           .filter((e) => !e.closest(".pills, .unseen, .u-wrap, pre, table.plans, .pareto"))
           .filter((e) => e.getBoundingClientRect().right > innerWidth + 1)
           .map((e) => e.outerHTML.slice(0, 80))"""
@@ -199,6 +214,60 @@ def test_runs_lead_to_their_reports(opened: Open, tmp_path: Path) -> None:
     wait_for_charts(page, "s-power", 300, count=1)
     expect(page.locator(".under-way")).to_be_hidden()
     assert page.locator(".top a[aria-current]").inner_text() == "Runs"
+
+
+def test_runs_are_sorted_by_their_figures(opened: Open, tmp_path: Path) -> None:
+    run = report_sample.sample()
+    keep_run(tmp_path, run, name="20261116-050000-000a")
+    keep_run(tmp_path, scaled(run, 0.5), name="20261116-050000-000b", has_ended=False)
+    page = opened("?runs")
+    rows = page.locator(".runs tbody tr")
+    expect(rows).to_have_count(2)
+    expect(page.locator("td[data-name=Peak]", has_text="41.0 GiB (51 %)")).to_have_count(1)
+    for key in ("peak", "active"):
+        page.locator(".sort", has_text=key.capitalize()).click()
+        expect(page).to_have_url(re.compile(f"sort={key}$"))
+        expect(page.locator("[aria-sort=descending]")).to_have_text(key.capitalize())
+        expect(rows.first).to_have_attribute("data-run", "20261116-050000-000a")
+        page.locator(".sort", has_text=key.capitalize()).click()
+        expect(rows.first).to_have_attribute("data-run", "20261116-050000-000b")
+    page.reload()
+    expect(page.locator("[aria-sort=ascending]")).to_have_text("Active")
+    expect(rows.first).to_have_attribute("data-run", "20261116-050000-000b")
+
+
+def test_chosen_runs_are_laid_over_each_other(opened: Open, tmp_path: Path) -> None:
+    run = report_sample.sample()
+    for letter, factor in (("a", 1.0), ("b", 0.8), ("c", 0.6)):
+        command = ("python", "train.py", f"--seed={letter}{HOSTILE}")
+        one = replace(scaled(run, factor), command=command)
+        keep_run(tmp_path, one, name=f"20261116-050000-000{letter}")
+    page = opened("?runs")
+    boxes = page.locator(".runs input")
+    expect(boxes).to_have_count(3)
+    lay = page.locator(".choice button")
+    boxes.nth(0).check()
+    expect(lay).to_be_disabled()
+    boxes.nth(2).check()
+    expect(lay).to_have_text("Lay 2 runs over each other")
+    lay.click()
+    expect(page.locator("h1")).to_have_text("2 runs over each other")
+    rows = page.locator(".compared tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(0).locator("code")).to_contain_text(HOSTILE)
+    expect(rows.nth(0).locator("code")).not_to_contain_text("train.py")
+    wait_for_charts(page, "run-1", 30, count=3)
+    wait_for_charts(page, "run-2", 30, count=3)
+    assert page.locator(".top a[aria-current]").inner_text() == "Runs"
+    assert page.evaluate("window.hacked === undefined")
+
+
+def test_power_beyond_its_limit_stays_within_the_chart(opened: Open, tmp_path: Path) -> None:
+    run = report_sample.sample()
+    spans = tuple(replace(span, power_w=900.0) for span in run.gpu_spans)  # of 400 W
+    keep_run(tmp_path, replace(run, gpu_spans=spans))
+    page = opened(f"?run={RUN}")
+    wait_for_charts(page, "s-power", 300, count=1)
 
 
 def test_a_run_under_way_is_shown_as_it_goes_on(opened: Open, tmp_path: Path) -> None:
@@ -235,6 +304,9 @@ def test_a_single_plan_is_shown_without_what_it_does_not_know(opened: Open, tmp_
     page = opened("?plan=plan.json")
     expect(page.locator("h1")).to_contain_text("Fits on v100-16gb")
     expect(page.locator("main")).not_to_contain_text("As given")
+    expect(page.locator(".peak-bar i")).to_have_count(7)  # the context, and six categories
+    expect(page.locator(".reading")).to_contain_text("At the peak: forward")
+    expect(page.locator(".pill")).to_have_count(0)
     expect(page.locator("footer")).not_to_contain_text("compared")
 
 

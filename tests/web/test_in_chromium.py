@@ -261,7 +261,7 @@ def test_without_times_and_timelines_the_rest_is_still_there(open_page: Open) ->
     plans, _, code = sample(timed=False)
     page = open_page((plans, [None] * len(plans), code))
     assert "time" not in title(page)
-    expect(page.locator("main")).to_contain_text("No timeline was recorded")
+    expect(page.locator("main")).to_contain_text("this file has no timeline")
     expect(page.locator("main")).to_contain_text("No time is known for this GPU")
     page.locator(".pill").nth(1).click()
     assert "micro-batch 4" in title(page)

@@ -35,6 +35,7 @@ export interface ChartOptions {
   phases: Phase[];
   marks: Mark[];
   lasted: number;
+  isOverlaid?: boolean; // lines of several runs: without their bands, which would hide each other
 }
 
 export interface RunChart {
@@ -102,7 +103,7 @@ function draw(frame: HTMLElement, reading: HTMLElement, options: ChartOptions): 
       },
       axes: axes(width, options),
       series: [{}, ...options.lines.flatMap(linesOf)],
-      bands: options.lines.map((line, i) => ({
+      bands: (options.isOverlaid ? [] : options.lines).map((line, i) => ({
         series: [3 * i + 3, 3 * i + 1] as uPlot.Band.Bounds,
         fill: faint(colours()(line.colour), 0.22),
       })),

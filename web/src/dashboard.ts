@@ -1,12 +1,18 @@
 // The page of `oomph serve`: what is shown stands in the address, so that it can be kept and sent.
-//   ./   the machine     ?runs   ?run=ID     ?plans   ?plan=NAME
+//   ./   the machine     ?runs   ?run=ID     ?compare=ID,ID     ?plans   ?plan=NAME
+//   ?fit&model=...
 
+import { showCompared } from "./compare_view";
 import type { Plans } from "./data";
 import { h } from "./dom";
+import type { Choices } from "./fit_data";
+import { showFit } from "./fit_view";
 import type { PlanLine, RunLine } from "./live_data";
 import { type Link, showMachine } from "./machine_view";
+import { MOST_OVERLAID } from "./overlaid";
 import { showPlanList } from "./plan_list";
 import { showPlans } from "./plans";
+import type { ReportPage } from "./report_data";
 import { showRuns } from "./run_list";
 import { showRun } from "./run_view";
 
@@ -28,15 +34,18 @@ async function ask<T>(address: string): Promise<T> {
 
 function top(place: HTMLElement, asked: URLSearchParams): (link: Link) => void {
   const status = h("span", { class: "link", role: "status" });
-  const here = ["run", "runs"].some((name) => asked.has(name))
+  const here = ["run", "runs", "compare"].some((name) => asked.has(name))
     ? "Runs"
     : ["plan", "plans"].some((name) => asked.has(name))
       ? "Plans"
-      : "Machine";
+      : asked.has("fit")
+        ? "Will it fit?"
+        : "Machine";
   const links = [
     ["Machine", "./"],
     ["Runs", "?runs"],
     ["Plans", "?plans"],
+    ["Will it fit?", "?fit"],
   ].map(([name, address]) =>
     h("a", { href: address, "aria-current": name === here ? "page" : null }, name),
   );
@@ -56,8 +65,15 @@ async function show(page: HTMLElement, asked: URLSearchParams, onLink: (link: Li
   if (plan) return showPlans(page, await ask<Plans>(`api/plans/${encodeURIComponent(plan)}`));
   if (asked.has("runs")) {
     const { runs, num_runs } = await ask<{ runs: RunLine[]; num_runs: number }>("api/runs");
-    return showRuns(page, runs, num_runs);
+    return showRuns(page, runs, num_runs, asked, () => ask("api/figures"));
   }
+  const compared = asked.get("compare");
+  if (compared) {
+    const ids = compared.split(",").slice(0, MOST_OVERLAID);
+    const found = ids.map((id) => ask<{ page: ReportPage }>(`api/runs/${encodeURIComponent(id)}`));
+    return showCompared(page, (await Promise.all(found)).map((answer) => answer.page));
+  }
+  if (asked.has("fit")) return showFit(page, await ask<Choices>("api/fit/choices"), asked);
   if (asked.has("plans")) {
     const { plans, is_served } = await ask<{ plans: PlanLine[]; is_served: boolean }>("api/plans");
     return showPlanList(page, plans, is_served);

@@ -52,6 +52,7 @@ export function gpuCard(gpu: LiveGpu): Card {
       power.show(powerOf(now));
       heat.show(now.temperature_c === null ? "unknown" : `${now.temperature_c} °C`, heldDown(now));
       problem.textContent = now.problem ?? "";
+      chart.element.hidden = !past || (now.problem !== null && !past.used_bytes.some(isKnown));
       if (past)
         chart.show({
           times,
@@ -96,6 +97,8 @@ function powerOf({ power_w, power_limit_w }: LiveGpu): string {
 
 const busyNote = ({ sm_active_ratio }: LiveGpu): string =>
   sm_active_ratio === null ? "" : `SMs ${percent(sm_active_ratio)}`;
+
+const isKnown = (value: number | null): boolean => value !== null;
 
 const heldDown = ({ throttled_by }: LiveGpu): string =>
   throttled_by.length ? `slowed: ${throttled_by.join(", ")}` : "";

@@ -85,7 +85,7 @@ function draw(frame: HTMLElement, onCursor: () => void, lines: Lines): uPlot {
       },
       scales: {
         x: { time: false, range: (_, min, max) => extent(min, max) },
-        y: { range: [0, 1.04] },
+        y: { range: (_, __, most) => [0, 1.04 * Math.max(1, most ?? 1)] }, // power may pass its limit
       },
       axes: [
         {

@@ -82,6 +82,13 @@ export interface RunLine {
   how: string;
 }
 
+/** What runs are sorted by; null where it is not known. */
+export interface RunFigures {
+  peak_bytes: number | null;
+  total_bytes: number | null;
+  busy_ratio: number | null;
+}
+
 export interface PlanLine {
   name: string;
   written_at: number;

@@ -2,7 +2,7 @@
 
 import type { Plan, Plans } from "./data";
 import { h } from "./dom";
-import { fold, pairs, section, tile } from "./frame";
+import { fold, pairs, tile } from "./frame";
 import { glyph } from "./scatter";
 import { STABILITIES, bytes, resources, room, seconds, times } from "./words";
 
@@ -58,7 +58,8 @@ export function codeOf(plan: Plan, place: number): HTMLElement[] {
   ];
 }
 
-function copyable(text: string, label: string): HTMLElement {
+/** Code or a command in a box, with a button that copies it. */
+export function copyable(text: string, label: string): HTMLElement {
   const told = h("span", { class: "unseen", role: "status" });
   const button = h("button", { type: "button", class: "copy" }, "Copy");
   const code = h("pre", { tabindex: 0, "aria-label": label }, h("code", {}, text));
@@ -90,7 +91,10 @@ async function copy(text: string, shown: HTMLElement): Promise<boolean> {
   }
 }
 
-/** What was not considered, caveats, assumptions. */
+export const caveatsOf = (data: Plans): HTMLElement =>
+  h("ul", {}, ...data.caveats.map((text) => h("li", {}, text)));
+
+/** What was not considered, and what the prediction rests on. */
 export function listsOf(data: Plans, plan: Plan | null): HTMLElement[] {
   const prediction = plan?.prediction ?? data.as_is;
   const unknowns = (prediction?.unknowns ?? []).map(
@@ -104,17 +108,13 @@ export function listsOf(data: Plans, plan: Plan | null): HTMLElement[] {
   return [
     h(
       "div",
-      { class: "two" },
-      data.caveats.length
-        ? section("Good to know", h("ul", {}, ...data.caveats.map((text) => h("li", {}, text))))
-        : null,
-      data.rejected.length
-        ? section("Not considered", pairs(data.rejected.map(({ what, why }) => [what, why])))
-        : null,
-    ),
-    h(
-      "div",
       { class: "folds" },
+      data.rejected.length
+        ? fold(
+            `Not considered (${data.rejected.length})`,
+            pairs(data.rejected.map(({ what, why }) => [what, why])),
+          )
+        : null,
       modules.length
         ? fold(
             "Largest modules at the peak",

@@ -3,13 +3,14 @@
 import type { Plan, Plans, Prediction } from "./data";
 import { h, styled } from "./dom";
 import { bringIntoSight, printWell, section } from "./frame";
-import { codeOf, listsOf, tilesOf } from "./parts";
+import { caveatsOf, codeOf, listsOf, tilesOf } from "./parts";
 import { scatter } from "./scatter";
 import { planTable } from "./table";
 import { timelineChart } from "./timeline";
 import { againstTheFirst, asGiven, bytes, headline, times, wayOut } from "./words";
 
-export function showPlans(root: HTMLElement, given: Plans): void {
+/** Until the `signal`, the plans follow the address, the colours and the printer. */
+export function showPlans(root: HTMLElement, given: Plans, signal?: AbortSignal): void {
   const data = againstTheFirst(given);
   const { plans } = data;
   const title = h("h1", { id: "answer", "aria-live": "polite" });
@@ -30,7 +31,7 @@ export function showPlans(root: HTMLElement, given: Plans): void {
   if (!plans.length) {
     title.textContent = document.title = headline(data, null);
     why.textContent = wayOut(data);
-    root.replaceChildren(h("main", {}, head, data.as_is && asGivenParts(data.as_is), ...listsOf(data, null)));
+    root.replaceChildren(h("main", {}, head, data.as_is && asGivenParts(data.as_is), data.caveats.length ? section("Good to know", caveatsOf(data)) : null, ...listsOf(data, null)));
     return;
   }
   const tiles = h("div", { class: "tiles" });
@@ -46,7 +47,9 @@ export function showPlans(root: HTMLElement, given: Plans): void {
       plan.why,
     );
     tiles.replaceChildren(...tilesOf(plan));
-    code.replaceChildren(...codeOf(plan, place));
+    const parts = codeOf(plan, place);
+    code.classList.toggle("both", parts.length > 1);
+    code.replaceChildren(...parts);
     unknowns.replaceChildren(...listsOf(data, plan));
     chart.show(plan);
     pills.forEach((pill, i) => pill.setAttribute("aria-pressed", String(i === place)));
@@ -66,15 +69,16 @@ export function showPlans(root: HTMLElement, given: Plans): void {
       "main",
       {},
       head,
-      h("nav", { class: "pills", "aria-label": "Plans" }, ...pills),
+      plans.length > 1 ? h("nav", { class: "pills", "aria-label": "Plans" }, ...pills) : null,
       tiles,
       section("One training step in memory", chart.element),
-      section("The plans", table.element),
+      section(plans.length > 1 ? "The plans" : "The plan", table.element),
+      section("What to change", code),
       h(
         "div",
         { class: "two" },
-        section("Time against memory", pareto.element),
-        section("What to change", code),
+        plans.length > 1 ? section("Time against memory", pareto.element) : null,
+        data.caveats.length ? section("Good to know", caveatsOf(data)) : null,
       ),
       unknowns,
       h(
@@ -87,9 +91,11 @@ export function showPlans(root: HTMLElement, given: Plans): void {
   const fromAddress = (): number =>
     Math.max(Number(/^#plan-(\d+)$/.exec(location.hash)?.[1] ?? 1) - 1, 0);
   choose(Math.min(fromAddress(), plans.length - 1));
-  addEventListener("hashchange", () => choose(Math.min(fromAddress(), plans.length - 1)));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chart.redraw());
-  printWell(chart.redraw);
+  const follow = (): void => choose(Math.min(fromAddress(), plans.length - 1));
+  addEventListener("hashchange", follow, { signal });
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", () => chart.redraw(), { signal });
+  printWell(chart.redraw, signal);
 }
 
 const compared = ({ num_candidates }: Plans): string =>

@@ -53,6 +53,7 @@ export interface Gpu {
 export interface Report {
   run: string;
   command: string[];
+  started_at: number;
   lasted_s: number;
   halts: Halt[];
   findings: Finding[];

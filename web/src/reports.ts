@@ -121,7 +121,7 @@ function tilesOf(data: ReportPage, gpu: Gpu | undefined, page: GpuPage | undefin
 // ---- charts ------------------------------------------------------------------------------------
 
 /** So that the marks of the axis are round in GiB. */
-const inGib = ({ times, low, mean, high }: Series): Series => {
+export const inGib = ({ times, low, mean, high }: Series): Series => {
   const scaled = (values: (number | null)[]): (number | null)[] =>
     values.map((value) => (value === null ? null : toGib(value)));
   return { times, low: scaled(low), mean: scaled(mean), high: scaled(high) };
@@ -132,7 +132,7 @@ const notes = (own: string | false | 0, halts: Halt[]): string =>
     .filter(Boolean)
     .join(" ");
 
-const has = (series: Series): boolean => series.times.length > 0;
+export const has = (series: Series): boolean => series.times.length > 0;
 
 function gpuCharts({ report }: ReportPage, gpu: Gpu, page: GpuPage): RunChart[] {
   const { lasted_s: lasted, halts } = report;
@@ -188,6 +188,10 @@ function memoryChart(report: Report, marks: Mark[], gpu: Gpu, page: GpuPage): Ru
   });
 }
 
+/** Some GPUs draw more than their limit for a moment: that belongs on the chart, too. */
+const mostOf = ({ high, mean }: Series): number[] =>
+  [...high, ...mean].filter((value) => value !== null);
+
 function powerChart(report: Report, gpu: Gpu, page: GpuPage): RunChart {
   const limit = gpu.power.limit_w;
   return runChart({
@@ -201,7 +205,7 @@ function powerChart(report: Report, gpu: Gpu, page: GpuPage): RunChart {
     lines: [{ name: "power", series: page.power_series, colour: "s-power" }],
     value: (power) => `${Math.round(power)} W`,
     axis: (power) => `${Math.round(power)} W`,
-    highest: limit === null ? null : limit * 1.15,
+    highest: limit === null ? null : 1.15 * Math.max(limit, ...mostOf(page.power_series)),
     rules:
       limit === null
         ? []

@@ -11,12 +11,29 @@ export interface Table {
   choose(place: number): void;
 }
 
+const HEADS = {
+  Stability: "Stability",
+  Memory: "Memory, GiB",
+  Resources: "Resources",
+  Time: "Time of a step",
+};
+type Axis = keyof typeof HEADS;
+
+/** The axes on which the plans have something to say: each may be one GPU, or of unknown time. */
+function axesOf(plans: Plan[]): Axis[] {
+  const isTimed = plans.some((plan) => plan.relative_time !== null || plan.prediction.step_s !== null);
+  const isPlain = plans.every((plan) => resources(plan).join() === "1 GPU");
+  const left: Partial<Record<Axis, boolean>> = { Resources: isPlain, Time: !isTimed };
+  return (Object.keys(HEADS) as Axis[]).filter((axis) => !left[axis]);
+}
+
 export function planTable(data: Plans, onChoose: (place: number) => void): Table {
   const widest =
     Math.max(data.capacity_bytes, ...data.plans.map((plan) => plan.prediction.high_bytes)) * 1.04;
   const slowest = Math.max(...data.plans.map((plan) => plan.relative_time ?? 0));
-  const rows = data.plans.map((plan, place) => row(plan, place, widest, slowest, onChoose));
-  const head = ["Plan", "Stability", "Memory, GiB", "Resources", "Time of a step"];
+  const axes = axesOf(data.plans);
+  const rows = data.plans.map((plan, place) => row(plan, place, axes, widest, slowest, onChoose));
+  const head = ["Plan", ...axes.map((axis) => HEADS[axis])];
   const element = h(
     "table",
     { class: "plans", role: "table" },
@@ -41,6 +58,7 @@ export function planTable(data: Plans, onChoose: (place: number) => void): Table
 function row(
   plan: Plan,
   place: number,
+  axes: Axis[],
   widest: number,
   slowest: number,
   onChoose: (place: number) => void,
@@ -53,18 +71,18 @@ function row(
     plan.recommended && h("span", { class: "badge" }, "★ recommended"),
     h("span", { class: "rest" }, others.join(", ")),
   );
+  const told: Record<Axis, () => Node | string> = {
+    Stability: () =>
+      h("span", { class: "stability" }, glyph(plan.stability), STABILITIES[plan.stability].short),
+    Memory: () => memory(plan.prediction, widest),
+    Resources: () => resources(plan).join(", "),
+    Time: () => time(plan, slowest),
+  };
   const element = h(
     "tr",
     { role: "row", "data-plan": place, click: () => onChoose(place) },
     h("th", { scope: "row", role: "rowheader" }, button),
-    h(
-      "td",
-      { role: "cell", "data-axis": "Stability" },
-      h("span", { class: "stability" }, glyph(plan.stability), STABILITIES[plan.stability].short),
-    ),
-    h("td", { role: "cell", "data-axis": "Memory" }, memory(plan.prediction, widest)),
-    h("td", { role: "cell", "data-axis": "Resources" }, resources(plan).join(", ")),
-    h("td", { role: "cell", "data-axis": "Time" }, time(plan, slowest)),
+    ...axes.map((axis) => h("td", { role: "cell", "data-axis": axis }, told[axis]())),
   );
   return { element, button };
 }

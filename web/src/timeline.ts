@@ -3,6 +3,7 @@
 import uPlot from "uplot";
 import type { Plan, Timeline } from "./data";
 import { colourOf, colours, h, styled } from "./dom";
+import { layersAtPeak, peakBar } from "./peak_chart";
 import {
   FONT,
   columnsFor,
@@ -21,16 +22,27 @@ export interface Chart {
   redraw(): void; // in the colours and the width of now
 }
 
+const SLIDER: Record<string, string | null> = {
+  role: "slider",
+  tabindex: "0",
+  "aria-label": "Memory over one training step: arrow keys move through it",
+  "aria-orientation": "horizontal",
+};
+const PICTURE: Record<string, string | null> = {
+  ...Object.fromEntries(Object.keys(SLIDER).map((name) => [name, null])),
+  ...Object.fromEntries(["min", "max", "now", "text"].map((name) => [`aria-value${name}`, null])),
+  role: "img",
+  "aria-label": "Memory at the peak of one training step",
+};
+
+type Drawable = Plan & { timeline: Timeline };
+
+const hasTimeline = (plan: Plan): plan is Drawable => (plan.timeline?.positions.length ?? 0) > 1;
+
 /** A chart whose heights are to the same scale for every plan. */
 export function timelineChart(plans: Plan[], capacity: number): Chart {
   const highest = Math.max(capacity, ...plans.map((plan) => plan.prediction.high_bytes));
-  const frame = h("div", {
-    class: "chart",
-    role: "slider",
-    tabindex: 0,
-    "aria-label": "Memory over one training step: arrow keys move through it",
-    "aria-orientation": "horizontal",
-  });
+  const frame = h("div", { class: "chart" });
   const reading = h("div", { class: "reading" });
   const note = h("p", { class: "note" });
   const element = h("div", {}, h("div", { class: "timeline" }, frame, reading), note);
@@ -46,10 +58,20 @@ export function timelineChart(plans: Plan[], capacity: number): Chart {
     drawn = null;
     frame.replaceChildren();
     if (!shown) return;
+    const isWhole = hasTimeline(shown);
+    frame.classList.toggle("is-peak-alone", !isWhole);
+    for (const [name, value] of Object.entries(isWhole ? SLIDER : PICTURE)) {
+      if (value === null) frame.removeAttribute(name);
+      else frame.setAttribute(name, value);
+    }
     note.textContent = noteOn(shown, otherThan(shown), plans);
-    if (!shown.timeline || shown.timeline.positions.length < 2) {
-      frame.append(h("p", { class: "note" }, "No timeline was recorded for this plan."));
-      reading.replaceChildren();
+    if (!hasTimeline(shown)) {
+      frame.append(peakBar(shown, capacity, highest * 1.09));
+      const { phase, op, module } = shown.prediction.peak_at;
+      const where = `${plainOp(op)}${module ? ` in ${module}` : ""}`;
+      const layers = layersAtPeak(shown);
+      const all = layers.reduce((sum, layer) => sum + (layer.bytes[0] ?? 0), 0);
+      reading.replaceChildren(...readingOf(shown, layers, 0, true, phase, where, all));
       return;
     }
     drawn = drawInto(
@@ -58,6 +80,7 @@ export function timelineChart(plans: Plan[], capacity: number): Chart {
       shown,
       shown.timeline,
       otherThan(shown),
+      plans.findIndex((one) => one.recommended) + 1,
       toGib(capacity),
       toGib(highest),
     );
@@ -87,6 +110,7 @@ function drawInto(
   plan: Plan,
   whole: Timeline,
   other: Plan | null,
+  recommended: number,
   limit: number,
   highest: number,
 ): Drawn {
@@ -103,7 +127,10 @@ function drawInto(
     const phase = phaseAt(timeline.phases, timeline.moments[place] ?? 0);
     const op = plainOp(timeline.op_names[timeline.ops[place] ?? -1] ?? "");
     const all = layers.reduce((sum, layer) => sum + (layer.bytes[place] ?? 0), 0);
-    reading.replaceChildren(...readingOf(plan, layers, place, index === null, phase, op, all));
+    reading.replaceChildren(
+      ...readingOf(plan, layers, place, index === null, phase, op, all),
+      ...(other ? [keyOf(other, recommended)] : []),
+    );
     frame.setAttribute("aria-valuemin", "0");
     frame.setAttribute("aria-valuemax", String(last));
     frame.setAttribute("aria-valuenow", String(place));
@@ -163,6 +190,15 @@ function drawInto(
   };
   return { plot, onKey };
 }
+
+/** What the outline over the layers is. */
+const keyOf = (other: Plan, number: number): HTMLElement =>
+  h(
+    "p",
+    { class: "outline" },
+    h("i", { "aria-hidden": "true" }),
+    `plan ${number}, the recommended one: ${bytes(other.prediction.device_bytes)}`,
+  );
 
 function seriesOf(layer: Layer, place: number): uPlot.Series {
   const colour = colours();
@@ -265,20 +301,23 @@ const cacheBytes = ({ prediction }: Plan): number =>
 
 function noteOn(plan: Plan, other: Plan | null, plans: Plan[]): string {
   const cache = cacheBytes(plan);
+  const isWhole = hasTimeline(plan);
   const parts = [
-    "From left to right in the order of the step's allocations, which is not to the scale of time; each column is the highest of its moments.",
+    isWhole
+      ? "From left to right in the order of the step's allocations, which is not to the scale of time; each column is the highest of its moments."
+      : "The peak alone: this file has no timeline of the step. oomph plan --html FILE writes one that has.",
   ];
-  if (plan.variant.accumulation > 2 && plan.timeline) {
+  if (plan.variant.accumulation > 2 && isWhole) {
     parts.push(
       `The step has ${plan.variant.accumulation} micro-batches; the first two are drawn, as every further one is like the second.`,
     );
   }
   if (cache > 0) {
     parts.push(
-      `Torch's allocator reserves ${bytes(cache)} more than the tensors of the peak: its cache and its gaps. With them nvidia-smi shows the dashed line.`,
+      `Torch's allocator reserves ${bytes(cache)} more than the tensors of the peak: its cache and its gaps. With them nvidia-smi shows the ${isWhole ? "dashed line" : "hatched part, too"}.`,
     );
   }
-  if (other && plan.timeline)
-    parts.push(`The thin line is plan ${plans.indexOf(other) + 1}, the recommended one.`);
+  if (other && isWhole)
+    parts.push(`The grey outline is plan ${plans.indexOf(other) + 1}, the recommended one.`);
   return parts.join(" ");
 }

@@ -12,7 +12,14 @@ import os
 import sys
 
 from oomph import __version__
-from oomph.errors import EXIT_UNREADABLE, EXIT_USAGE, OomphError, Unreadable, UsageError
+from oomph.errors import (
+    EXIT_UNREADABLE,
+    EXIT_USAGE,
+    NotOnThisSystem,
+    OomphError,
+    Unreadable,
+    UsageError,
+)
 
 TYPE_CHECKING = False  # see oomph/__init__.py
 if TYPE_CHECKING:
@@ -26,14 +33,17 @@ _COMMANDS = {
     "check": "check whether accumulation, mixed precision and checkpointing change your training",
     "stability": "find batch sizes that train as well as yours, and their learning rates",
     "run": "run a training command on an emulated GPU",
+    "launch": "start a training on several GPUs, here or through a scheduler",
     "watch": "show the GPUs live, or watch a command and record what its GPUs do",
     "runs": "list the runs that were watched",
     "report": "explain a watched run: out of memory or not, how busy, why not busier",
+    "explain": "explain an out-of-memory error: why, who held the memory, what avoids it",
     "compare": "compare two watched runs",
     "serve": "serve a dashboard of this machine, and /metrics for Prometheus",
     "gpus": "list the GPUs of this machine, and who uses them",
     "calibrate": "measure the GPUs of this machine once, for better predictions",
 }
+_LINUX_ONLY = {"watch", "run", "verify", "check", "serve", "calibrate"}
 _SHELLS = ("bash", "zsh", "fish")
 _EXIT_CODES = """\
 exit codes:
@@ -96,6 +106,8 @@ def _run(arguments: Sequence[str]) -> int:
     if options.command is None:
         parser.print_help()
         return EXIT_USAGE
+    if sys.platform != "linux" and options.command in _LINUX_ONLY:
+        raise NotOnThisSystem(f"oomph {options.command}")
     code: int = options.run(options)
     sys.stdout.flush()
     return code
@@ -127,14 +139,39 @@ class _Parser(argparse.ArgumentParser):
     """An argparse parser with oomph's errors: what, because, try."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, attempt=f"{self.prog} --help")
+        raise UsageError(message, attempt=self._attempt(message))
+
+    def _attempt(self, message: str) -> str:
+        """Return the nearest choice, or the command's first example, if the message is about it."""
+        import difflib
+        import re
+
+        if "arguments are required" in message and self.epilog and "examples:\n" in self.epilog:
+            return self.epilog.partition("examples:\n")[2].partition("\n")[0].strip()
+        chosen = re.search(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        if chosen is not None:
+            choices = re.findall(r"[\w-]+", chosen[3])
+            near = difflib.get_close_matches(chosen[2], choices, n=1, cutoff=0.4) or choices
+            return f"{self.prog} {chosen[1]} {near[0]}"
+        return f"{self.prog} --help"
 
     def unknown(self, words: Sequence[str]) -> NoReturn:
         """Raise UsageError with the flag that was probably meant."""
         import difflib
 
+        flag = words[0].partition("=")[0]
+        if not flag.startswith("-"):
+            raise UsageError(
+                f"{self.prog} takes no {' '.join(words)!r:.80}",
+                because="all its own arguments begin with a dash",
+                attempt=f"{self.prog} -- {' '.join(words)}"
+                if self.prog.endswith(("watch", "run"))
+                else f"{self.prog} --help",
+            )
         flags = [flag for action in self._actions for flag in action.option_strings]
-        near = difflib.get_close_matches(words[0].partition("=")[0], flags, n=1, cutoff=0.7)
+        part = flag.strip("-")
+        near = [one for one in flags if part in one.strip("-").split("-")]  # --gpus: --max-gpus
+        near = near or difflib.get_close_matches(flag, flags, n=1, cutoff=0.7)
         attempt = f"{self.prog} {near[0]}" if near else f"{self.prog} --help"
         raise UsageError(f"there is no {' '.join(words)}", attempt=attempt)
 

@@ -1,4 +1,4 @@
-"""What several commands share: arguments, progress, JSON."""
+"""What several commands share: arguments, JSON."""
 
 from __future__ import annotations
 
@@ -69,6 +69,22 @@ def add_keeps(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpus-per-node",
+        type=positive,
+        metavar="N",
+        default=8,
+        help="GPUs of one machine (default: 8); more are several machines",
+    )
+    parser.add_argument(
+        "--link",
+        metavar="NAME",
+        help="the network between machines: infiniband-400, ethernet-100 (Gbit/s of an adapter);"
+        " infiniband-200x4 if a machine has another number of adapters than GPUs",
+    )
+
+
 def add_lora(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lora-rank", type=positive, metavar="R", help="rank of LoRA's adapters (default: 16)"
@@ -85,7 +101,7 @@ def what_to_train(
 ) -> str | Script:
     """Return the script, or the FILE:NAME of the workload. Raises UsageError."""
     from oomph.errors import UsageError
-    from oomph.records.script import Script, names_workload
+    from oomph.records.script import Script, names_workload, refuse_notebook
 
     script, module = options.workload, options.module
     if (script is None) == (module is None):
@@ -105,6 +121,8 @@ def what_to_train(
             because="a script and a Workload have their own",
             attempt="hf:NAME, or the script's own argument after --",
         )
+    if script is not None:
+        refuse_notebook(script.rpartition(":")[0])
     if script is not None and names_workload(script):
         if options.of_script:
             raise UsageError(
@@ -127,8 +145,8 @@ def with_more(options: argparse.Namespace, *words: str) -> str:
     return shlex.join(["oomph", *options.given, *words, *of_script])
 
 
-def asked_again(options: argparse.Namespace, command: str) -> str:
-    """Return the command line that asks another command of the same training and GPU."""
+def asked_again(options: argparse.Namespace, command: str, *, gpu: str | None = None) -> str:
+    """Return the command line that asks another command of the same training and GPU, or `gpu`."""
     import shlex
 
     words = ["oomph", command]
@@ -136,8 +154,9 @@ def asked_again(options: argparse.Namespace, command: str) -> str:
     words += ["--seq-len", str(options.seq_len)] if options.seq_len else []
     size = getattr(options, "batch_size", None)
     words += ["--batch-size", str(size)] if size else []
-    words += ["--gpu", options.gpu] if options.gpu else []
-    words += ["--gpu-memory", options.gpu_memory] if options.gpu_memory else []
+    named, size = (options.gpu, options.gpu_memory) if gpu is None else (gpu, None)
+    words += ["--gpu", named] if named else []
+    words += ["--gpu-memory", size] if size else []
     words += ["--", *options.of_script] if options.of_script else []
     return shlex.join(words)
 
@@ -153,12 +172,6 @@ def complete_gpu(**_: Any) -> list[str]:
     from oomph.verbs.gpus import catalog
 
     return [model.name for model in catalog()]
-
-
-def say(what: str) -> None:
-    """Report progress on standard error, if a person can see it there."""
-    if sys.stderr.isatty():
-        print(f"oomph: {what}", file=sys.stderr)
 
 
 _printed: list[TextIO] = []  # the standard output that has its JSON already

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomph.cli.arguments import print_json, say
+from oomph.cli.arguments import print_json
 from oomph.errors import EXIT_NO, EXIT_YES, UsageError
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from oomph.progress import Progress
     from oomph.verbs.calibrate import calibrate, calibrations
 
     chosen = [f"--{name}" for name in ("memory-only", "show", "forget") if _has(options, name)]
@@ -46,7 +47,9 @@ def run(options: argparse.Namespace) -> int:
         return _forget(as_json=options.json)
     if options.show:
         return _print(calibrations(), as_json=options.json)
-    return _print(calibrate(memory_only=options.memory_only, say=say), as_json=options.json)
+    with Progress("looking for GPUs") as say:
+        found = calibrate(memory_only=options.memory_only, say=say)
+    return _print(found, as_json=options.json)
 
 
 def _has(options: argparse.Namespace, name: str) -> bool:

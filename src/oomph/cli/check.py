@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
-from oomph.cli.arguments import positive, print_json, say
+from oomph.cli.arguments import positive, print_json
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
 
 DESCRIPTION = """\
@@ -44,13 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from oomph.progress import Progress
     from oomph.verbs.check import check
 
-    checks = check(options.workload, only=options.only, examples=options.examples, say=say)
+    with Progress("starting torch") as say:
+        checks = check(options.workload, only=options.only, examples=options.examples, say=say)
     if options.json:
         print_json(checks)
     else:
         from oomph.showing.check import print_checks
 
-        print_checks(checks)
+        then = f"oomph plan {shlex.quote(options.workload)} --check --gpu rtx4090"
+        print_checks(checks, then=f"{then}  # plans that use these verdicts; name your GPU")
     return _EXITS[checks.verdict]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 
 from oomph.cli.arguments import (
     add_keeps,
     add_lora,
     add_workload_and_gpu,
+    asked_again,
     positive,
     print_json,
     what_to_train,
@@ -18,12 +20,12 @@ from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES
 
 TYPE_CHECKING = False  # see oomph/__init__.py
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from oomph.records.check import Checks
     from oomph.records.plan import Plans
-    from oomph.records.script import Script, ScriptChanges
+    from oomph.records.script import Patched, Script, ScriptChanges
 
 EXPORTS = ("hf", "lightning", "accelerate", "deepspeed", "torchrun", "slurm", "sge", "code")
 
@@ -35,6 +37,7 @@ change training are used only with --allow."""
 EXAMPLES = """\
 examples:
   oomph plan train.py --gpu a100-40gb -- --config base.yaml
+  oomph plan train.py --gpu a100-40gb --diff --verify -- --config base.yaml
   oomph plan train.py:workload --gpu v100-16gb
   oomph plan train.py:workload --gpu rtx4090 --prefer memory --html plan.html
   oomph plan train.py:workload --gpu a100-40gb --max-gpus 4 --allow lora
@@ -44,7 +47,8 @@ examples:
   oomph plan train.py:workload --gpu rtx4090 --checks checks.json
 
 exit codes: 0 a plan fits; 1 none does; 2 a wrong flag, or an error in your code;
-3 uncertain; 4 a file cannot be read."""
+3 uncertain; 4 a file cannot be read. With --verify: 0 the patched script is as
+planned and fits; 1 it does not fit; 3 it differs, or only a part could be patched."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,11 +108,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run oomph check first, on the CPU of this machine, and use its verdicts",
     )
+    parser.add_argument(
+        "--time-limit",
+        metavar="TIME",
+        help="stop searching after this time, e.g. 60s, with the best plan so far",
+    )
     parser.add_argument("-o", metavar="PLAN.JSON", help="write the recommended plan to this file")
     parser.add_argument(
         "--diff",
         action="store_true",
         help="print the changes to your script as a diff; the script itself is not touched",
+    )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="with --diff: exit with 0 only if the script with all changes, rehearsed again, needs"
+        " and does what was planned",
     )
     parser.add_argument(
         "--explain", action="store_true", help="say why each trick was not considered"
@@ -124,14 +139,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
+    from oomph.progress import Progress
     from oomph.records.plan import PlanOptions
     from oomph.records.workload import check_lora
-    from oomph.verbs.plan import checked_tricks, export_of, plan_with_options, save_plan
+    from oomph.units import seconds_of
+    from oomph.verbs.plan import checked_tricks, plan_with_options
+    from oomph.verbs.planned import export_of, save_plan
 
     trained = what_to_train(options)
     _check_diff(options, trained)
     _check_files(options)
-    checks, unchecked = _checks(options, trained)
     plan_options = PlanOptions(
         batch_size=options.batch_size,
         max_gpus=options.max_gpus,
@@ -140,42 +157,52 @@ def run(options: argparse.Namespace) -> int:
         forbid=_names(options.forbid),
         prefer=options.prefer,
         target_ratio=options.target_memory,
-        checked=checked_tricks(checks),
         keeps=options.keeps,
+        time_limit_s=seconds_of(options.time_limit),
         **check_lora(options.lora_rank, options.lora_targets),
     )
-    try:
+    with Progress("starting") as say:
+        checks, unchecked = _checks(options, trained, say)
         plans = plan_with_options(
             trained,
-            plan_options,
+            replace(plan_options, checked=checked_tricks(checks)),
             gpu=options.gpu,
             gpu_memory=options.gpu_memory,
             host_memory=options.host_memory,
-            say=_say,
+            say=say,
             draws=bool(options.html),
+            effort="rehearsed" if options.diff else "edits",
             unprotected=options.unprotected,
             fresh=options.fresh,
         )
-    finally:
-        _say("")  # clear the line, also before an error
     if unchecked:
         plans = replace(plans, caveats=(*plans.caveats, *unchecked))
     # First, so that an error in writing files does not lose the answer.
     _print(plans, options, trained)
-    if plans.changes is not None and options.diff:
-        _print_changes(plans.changes, options.of_script)
+    if plans.changes is not None and options.diff and not isinstance(trained, str):
+        _print_changes(plans.changes, options.of_script, trained)
+    written: list[str | None] = []
     if options.o and plans.best is not None:
         save_plan(plans.best, options.o)
+        written.append(options.o)
     if options.html:
         from oomph.showing.plan import write_plan_page
 
         code = [export_of(plan, "code") for plan in plans]
         write_plan_page(plans, plans.timelines, code, options.html)
+        written.append(options.html)
+    if not (options.json or options.export):
+        from oomph.showing.terminal import print_written
+
+        print_written(written)
+    patched = plans.changes.patched if plans.changes is not None else None
+    if options.verify and plans.changes is not None and patched is not None:
+        return _exit_code_of_patch(patched, is_whole=plans.changes.is_whole)
     return _exit_code(plans)
 
 
 def _checks(
-    options: argparse.Namespace, trained: str | Script
+    options: argparse.Namespace, trained: str | Script, say: Callable[[str], None]
 ) -> tuple[Checks | str | None, list[str]]:
     """Return what checks found, or their file, and what they could not find out."""
     from oomph.errors import UsageError
@@ -190,12 +217,10 @@ def _checks(
             attempt="oomph plan train.py:workload --gpu v100-16gb --check",
         )
     try:
-        checks = check(trained, say=_say)
+        checks = check(trained, say=say)
     except UsageError as error:  # too large for this machine: the plan is still of use
         why = f"{error.what}: {error.because}" if error.because else error.what
         return None, [f"not checked: {why}"]
-    finally:
-        _say("")
     unsure = [(name, one) for name, one in checks if one.verdict not in ("passes", "fails")]
     return checks, [f"oomph check on {name}: {one.conclusion}" for name, one in unsure]
 
@@ -215,6 +240,11 @@ def _check_files(options: argparse.Namespace) -> None:
 def _check_diff(options: argparse.Namespace, trained: str | Script) -> None:
     from oomph.errors import UsageError
 
+    if options.verify and not options.diff:
+        raise UsageError(
+            "--verify is about the changes of --diff",
+            attempt="oomph plan train.py --gpu v100-16gb --diff --verify",
+        )
     if options.diff and (options.json or isinstance(trained, str)):
         raise UsageError(
             "--diff needs a script, and prints to the terminal",
@@ -225,10 +255,15 @@ def _check_diff(options: argparse.Namespace, trained: str | Script) -> None:
         )
 
 
-def _print_changes(changes: ScriptChanges, given: Sequence[str]) -> None:
+def _print_changes(changes: ScriptChanges, given: Sequence[str], trained: Script) -> None:
     from oomph.showing.script import print_changes
 
     print_changes(changes, given)
+    from oomph.showing.terminal import new_console, print_command
+
+    words = ["python", *(["-m", trained.module] if trained.module else [trained.path or ""])]
+    command = shlex.join([*words, *changes.arguments])
+    print_command(new_console(), f"oomph watch --for 1-epoch -- {command}  # after the change")
 
 
 def _print(plans: Plans, options: argparse.Namespace, trained: str | Script) -> None:
@@ -237,7 +272,7 @@ def _print(plans: Plans, options: argparse.Namespace, trained: str | Script) -> 
 
         print_json(as_answer(plans))
     elif options.export:
-        from oomph.verbs.plan import export_of
+        from oomph.verbs.planned import export_of
 
         script = "" if isinstance(trained, str) else trained.path or ""
         if plans.best is not None:
@@ -254,37 +289,42 @@ def _print(plans: Plans, options: argparse.Namespace, trained: str | Script) -> 
 def _next(plans: Plans, options: argparse.Namespace, trained: str | Script) -> list[str]:
     """Return the commands or the code that come after this answer."""
     if plans.best is None:
-        return []
+        return _next_of_none(plans, options)
     if options.o:
         stepper = f"oomph.Stepper(model, optimizer, loss, plan=oomph.load_plan({options.o!r}))"
         return [f"{stepper}  # in your training loop"]
     if isinstance(trained, str):
         return [f"{with_more(options, '-o', 'plan.json')}  # to train with oomph.Stepper"]
     if options.diff:
-        return []
+        return []  # after the diff
     return [f"{with_more(options, '--diff')}  # what to change in your script"]
+
+
+def _next_of_none(plans: Plans, options: argparse.Namespace) -> list[str]:
+    """Return the command that comes nearest to a plan that fits."""
+    short = plans.shortfall
+    if plans.offers and plans.offers[0].fits == "yes":
+        offered = plans.offers[0].allow
+        return [f"{with_more(options, '--allow', offered)}  # if training may change"]
+    if short is not None and short.num_gpus:
+        return [f"{with_more(options, '--max-gpus', str(short.num_gpus))}  # on more GPUs"]
+    if short is not None and short.smallest_gpu:
+        return [f"{asked_again(options, 'plan', gpu=short.smallest_gpu)}  # on a larger GPU"]
+    return []
 
 
 def _exit_code(plans: Plans) -> int:
     if plans.best is None:
-        return EXIT_NO
+        return EXIT_NO if plans.cut is None else EXIT_UNCERTAIN
     return EXIT_YES if plans.best.fits == "yes" else EXIT_UNCERTAIN
 
 
-def _say(what: str) -> None:
-    """Show progress on one line of the terminal, which the next call overwrites."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{what[: _width()]}", end="", file=sys.stderr, flush=True)
-
-
-def _width() -> int:
-    import os
-
-    try:
-        columns = os.get_terminal_size(sys.stderr.fileno()).columns
-    except OSError:
-        columns = 0
-    return (columns or 80) - 1  # 0 if the terminal has no size
+def _exit_code_of_patch(patched: Patched, *, is_whole: bool) -> int:
+    """Return whether the changes are the whole plan, and the changed script is as planned."""
+    if patched.fits == "no":
+        return EXIT_NO
+    is_sure = is_whole and patched.is_as_planned and patched.fits == "yes"
+    return EXIT_YES if is_sure else EXIT_UNCERTAIN
 
 
 def _names(lists: list[str]) -> frozenset[str]:
@@ -303,6 +343,6 @@ def _share(text: str) -> float:
 
 
 def _complete_trick(**_: Any) -> list[str]:
-    from oomph.verbs.plan import trick_names
+    from oomph.verbs.planned import trick_names
 
     return list(trick_names())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 
 from oomph.cli.arguments import (
+    add_cluster,
     add_keeps,
     add_lora,
     add_workload_and_gpu,
     asked_again,
     positive,
     print_json,
-    say,
     what_to_train,
 )
 from oomph.errors import EXIT_NO, EXIT_UNCERTAIN, EXIT_YES, UsageError
@@ -35,6 +35,8 @@ examples:
   oomph predict train.py:workload --gpu rtx4090 --micro-batch 8 --precision bf16 \\
     --measured-step 0.45s --measured-with micro-batch=4,precision=fp32
   oomph predict train.py:workload --gpu a100-80gb --gpus 8 --sharding fsdp
+  oomph predict hf:meta-llama/Llama-3.1-8B --seq-len 8192 --batch-size 64 --gpu h100 \\
+    --gpus 64 --tensor-parallel 8 --link infiniband-400 --precision bf16
 
 A script runs unchanged, in a sandbox, up to its second optimizer step; put its own
 arguments after --. With :NAME, train.py must define NAME as an oomph.Workload or a
@@ -160,40 +162,54 @@ def _add_tricks(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help="ddp (default: each holds all), fsdp (divided among all), hybrid (within groups)",
     )
+    parser.add_argument(
+        "--tensor-parallel",
+        type=positive,
+        metavar="N",
+        default=1,
+        help="GPUs that share each layer of a transformer (default: 1); --sharding is then among"
+        " groups of them",
+    )
+    add_cluster(parser)
     add_keeps(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    from oomph.progress import Progress
     from oomph.verbs.predict import predict
 
     trained = what_to_train(options)
     _check_batch_size(options)
-    prediction = predict(
-        trained,
-        gpu=options.gpu,
-        gpu_memory=options.gpu_memory,
-        micro_batch=options.micro_batch,
-        precision=options.precision,
-        checkpointing=options.checkpointing,
-        num_gpus=options.gpus,
-        sharding=options.sharding,
-        optimizer=options.optimizer,
-        measured_step_s=options.measured_step,
-        **options.measured_with,
-        attention=options.attention,
-        loss=options.loss,
-        optimizer_in_backward=options.optimizer_in_backward,
-        offload=options.offload,
-        adapters=options.adapters,
-        lora_rank=options.lora_rank,
-        lora_targets=options.lora_targets,
-        channels_last=options.channels_last,
-        expandable_segments=options.expandable_segments,
-        keeps=options.keeps,
-        unprotected=options.unprotected,
-        fresh=options.fresh,
-        say=say,
-    )
+    with Progress("starting torch") as say:
+        prediction = predict(
+            trained,
+            gpu=options.gpu,
+            gpu_memory=options.gpu_memory,
+            micro_batch=options.micro_batch,
+            precision=options.precision,
+            checkpointing=options.checkpointing,
+            num_gpus=options.gpus,
+            sharding=options.sharding,
+            tensor_parallel=options.tensor_parallel,
+            gpus_per_node=options.gpus_per_node,
+            link=options.link,
+            optimizer=options.optimizer,
+            measured_step_s=options.measured_step,
+            **options.measured_with,
+            attention=options.attention,
+            loss=options.loss,
+            optimizer_in_backward=options.optimizer_in_backward,
+            offload=options.offload,
+            adapters=options.adapters,
+            lora_rank=options.lora_rank,
+            lora_targets=options.lora_targets,
+            channels_last=options.channels_last,
+            expandable_segments=options.expandable_segments,
+            keeps=options.keeps,
+            unprotected=options.unprotected,
+            fresh=options.fresh,
+            say=say,
+        )
     if options.json:
         print_json(prediction)
     else:

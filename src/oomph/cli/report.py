@@ -47,4 +47,8 @@ def run(options: argparse.Namespace) -> int:
         from oomph.showing.report import write_report_page
 
         write_report_page(found, watched, options.html)
+        if not options.json:
+            from oomph.showing.terminal import print_written
+
+            print_written([options.html])
     return 0

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Serve a dashboard of this machine: its GPUs live (how full, how busy, whose), the runs
-that `oomph watch` recorded with their reports, and plans. Ctrl-C stops it.
+that `oomph watch` recorded with their reports, plans, and "Will it fit?" for models by
+name. Ctrl-C stops it.
 By default only you, on this machine, can open it. With --host or --token, everyone who
 has the printed token can, and sees everything, including what other users run here."""
 
@@ -18,6 +19,7 @@ EXAMPLES = """\
 examples:
   oomph serve
   oomph serve --plans plans/                    show pages of oomph plan --html, and plan.json
+  oomph serve --workloads .                     ask "Will it fit?" of workloads below .
   oomph serve --host 0.0.0.0                    open it to other machines; prints a token
   OOMPH_TOKEN=... oomph serve --host gpu7       use your own token
   oomph serve --grafana > dashboard.json        a Grafana dashboard that reads /metrics
@@ -38,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token", action="store_true", help="require a token on 127.0.0.1 as well")
     parser.add_argument("--plans", metavar="DIR", help="show the plans in this directory")
     parser.add_argument(
+        "--workloads",
+        metavar="DIR",
+        help='offer the Workloads in files below this directory on the page "Will it fit?"; they'
+        " are executed in the sandbox",
+    )
+    parser.add_argument(
         "--per-process", action="store_true", help="add one series per process to /metrics"
     )
     parser.add_argument(
@@ -56,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
         port=options.port,
         token=options.token,
         plans=options.plans,
+        workloads=options.workloads,
         per_process=options.per_process,
         tell=_print_as_json if options.json else _print,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from oomph.cli.arguments import positive, print_json, say
+from oomph.cli.arguments import positive, print_json
 from oomph.errors import EXIT_UNCERTAIN, EXIT_YES
 
 DESCRIPTION = """\
@@ -59,18 +59,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from oomph.progress import Progress
     from oomph.verbs.stability import study_stability
 
-    study = study_stability(
-        options.workload,
-        batch_sizes=options.batch_sizes,
-        minutes=options.minutes,
-        num_examples=options.examples,
-        num_seeds=options.seeds,
-        seed=options.seed,
-        out=options.out,
-        say=say,
-    )
+    with Progress("starting torch") as say:
+        study = study_stability(
+            options.workload,
+            batch_sizes=options.batch_sizes,
+            minutes=options.minutes,
+            num_examples=options.examples,
+            num_seeds=options.seeds,
+            seed=options.seed,
+            out=options.out,
+            say=say,
+        )
     if options.json:
         print_json(study)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomph.cli.arguments import add_workload, positive, print_json, say, what_to_train
+from oomph.cli.arguments import add_workload, positive, print_json, what_to_train
 from oomph.errors import EXIT_NO, EXIT_UNREADABLE, EXIT_YES, UsageError
 
 TYPE_CHECKING = False  # see oomph/__init__.py
@@ -86,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _verify_zoo(options: argparse.Namespace) -> int:
+    from oomph.progress import Progress
     from oomph.store import check_writable
     from oomph.verbs.verify import verify_zoo
 
@@ -99,11 +100,13 @@ def _verify_zoo(options: argparse.Namespace) -> int:
     output = options.output or _FILE
     check_writable(output)
     only = [name for name in (options.only or "").split(",") if name]
-    found = verify_zoo(only=only, emulate=options.emulate, say=say)
+    with Progress("starting torch") as say:
+        found = verify_zoo(only=only, emulate=options.emulate, say=say)
     return _finish(found, output if found.verified else None, as_json=options.json)
 
 
 def _verify_one(options: argparse.Namespace) -> int:
+    from oomph.progress import Progress
     from oomph.store import check_writable
     from oomph.verbs.verify import verify
 
@@ -116,14 +119,16 @@ def _verify_one(options: argparse.Namespace) -> int:
     if options.output is not None:
         check_writable(options.output)
     settings = {name: getattr(options, name) for name in _OF_ONE}
-    found = verify(
-        what_to_train(options, example="train.py -- --epochs 3"),
-        emulate=options.emulate,
-        **{name: value for name, value in settings.items() if value is not None},
-        unprotected=options.unprotected,
-        fresh=options.fresh,
-        say=say,
-    )
+    trained = what_to_train(options, example="train.py -- --epochs 3")
+    with Progress("starting torch") as say:
+        found = verify(
+            trained,
+            emulate=options.emulate,
+            **{name: value for name, value in settings.items() if value is not None},
+            unprotected=options.unprotected,
+            fresh=options.fresh,
+            say=say,
+        )
     return _finish(found, options.output, as_json=options.json)
 
 

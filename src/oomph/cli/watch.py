@@ -40,6 +40,11 @@ def _add_command_arguments(parser: argparse.ArgumentParser) -> None:
         "--html", metavar="REPORT.HTML", help="at the end, write a page with charts of the run"
     )
     command.add_argument(
+        "--record",
+        action="store_true",
+        help="record every allocation; if the GPU runs out of memory, oomph explain says why",
+    )
+    command.add_argument(
         "--quiet",
         action="store_true",
         help="print no report at the end; oomph report last prints it",
@@ -56,7 +61,7 @@ def _watch_command(options: argparse.Namespace) -> int:
         from oomph.showing.html_page import check_page
 
         check_page("report", options.html)
-    watched = watch(options.of_script, probe, alerts=not options.quiet)
+    watched = watch(options.of_script, probe, alerts=not options.quiet, records=options.record)
     # If the report is interrupted or cannot be written, the exit code is still the command's.
     with contextlib.suppress(KeyboardInterrupt, OSError):
         _report(watched, options)
@@ -92,6 +97,10 @@ def _show(run: Run, options: argparse.Namespace) -> None:
         from oomph.showing.report import write_report_page
 
         write_report_page(found, run, options.html)
+        if not options.quiet:
+            from oomph.showing.terminal import print_written
+
+            print_written([options.html], to_stderr=True)
 
 
 def _probe(options: argparse.Namespace) -> Probe | None:
@@ -133,6 +142,7 @@ def _refuse_without_a_command(options: argparse.Namespace) -> None:
     """Raise UsageError for a flag that needs a command."""
     given = {"--for": options.wanted, "--steps": options.steps, "--time": options.time}
     given |= {"--html": options.html, "--quiet": options.quiet or None}
+    given |= {"--record": options.record or None}
     flag = next((flag for flag, value in given.items() if value is not None), None)
     if flag:
         attempt = "oomph watch --time 5m -- python train.py"
@@ -303,6 +313,7 @@ examples:
   oomph watch -- torchrun --nproc-per-node 4 train.py
   oomph watch --for 1-epoch -- python train.py     stop after one epoch
   oomph watch --time 5m -- python train.py
+  oomph watch --record -- python train.py          if it runs out of memory: oomph explain
 
 exit codes without a command: 0 you quit; 1 there is no GPU; 2 a wrong flag; 4 the GPUs
 cannot be read; 130 stopped by Ctrl-C. With a command: the command's own, or the signal

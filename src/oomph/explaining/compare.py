@@ -14,6 +14,13 @@ from oomph.records.run_spans import most
 
 # Two runs of the same job differ by a few percent: smaller changes count as equal. Judgement.
 _NOTABLE_RATIO = 0.05
+# These differ by as much as this: a start-up by what the disk and its caches hold. Judgement.
+_NOISE = {
+    "start-up": 5.0,
+    "standing still": 1.0,
+    "waiting for data": 0.03,
+    "clocks held down": 0.03,
+}
 
 _Unit = Literal["bytes", "s", "ratio", "w", "per-s", "cores", "steps"]
 _Read = Callable[[Report], float | None]
@@ -41,14 +48,16 @@ def _changes(before: Report, after: Report) -> Iterable[Change]:
             unit=unit,
             before=was,
             after=now,
-            is_better=_is_better(was, now, lower_is_better),
+            is_better=_is_better(was, now, lower_is_better, _NOISE.get(what, 0.0)),
         )
 
 
-def _is_better(was: float | None, now: float | None, lower_is_better: bool | None) -> bool | None:
+def _is_better(
+    was: float | None, now: float | None, lower_is_better: bool | None, noise: float
+) -> bool | None:
     if was is None or now is None or lower_is_better is None:
         return None
-    if abs(now - was) <= _NOTABLE_RATIO * max(abs(was), abs(now)):
+    if abs(now - was) <= max(_NOTABLE_RATIO * max(abs(was), abs(now)), noise):
         return None
     return (now < was) == lower_is_better
 

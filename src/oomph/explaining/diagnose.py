@@ -33,7 +33,7 @@ from oomph.explaining.underuse import (
 )
 from oomph.records.report import Finding, GpuFigures, HostFigures, Mark, Report, StepFigures
 from oomph.records.run import Ending, Event, Run
-from oomph.units import format_bytes, format_duration, format_ratio
+from oomph.units import format_bytes, format_duration, format_ratio, format_time
 
 # ---- how it ended: did it run out of memory, did it not, or is that unknown? ---------------------
 
@@ -183,8 +183,35 @@ _FAR = 10.0  # times: so far from the measurement, no factor can be trusted
 
 
 def imbalance(gpus: Sequence[GpuFigures], steps: Sequence[StepFigures]) -> Finding | None:
-    """Find a rank whose steps, or a GPU whose kernel-active time, differ from the others."""
-    return _by_steps(gpus, steps) or _by_busy(gpus)
+    """Find a rank that the others wait for, or a GPU whose kernel-active time differs."""
+    return _by_steps(gpus, steps) or _by_waits(gpus, steps) or _by_busy(gpus)
+
+
+def _by_waits(gpus: Sequence[GpuFigures], steps: Sequence[StepFigures]) -> Finding | None:
+    """Find the rank that waits for its data, while the others wait for it.
+
+    Ranks that synchronise take equally long for a step, whichever of them is slow.
+    """
+    ratios = [one.data_wait_ratio for one in steps]
+    if len(steps) < 2 or None in ratios:
+        return None
+    waits = {one.rank: (one.data_wait_ratio or 0.0) * one.step_s for one in steps}
+    rank = max(waits, key=lambda key: waits[key])
+    others = statistics.median(wait_s for other, wait_s in waits.items() if other != rank)
+    step_s = next(one.step_s for one in steps if one.rank == rank)
+    wait_s, usual = waits[rank], format_time(others)
+    if wait_s - others <= DIFFERS_RATIO * step_s:
+        return None
+    return Finding(
+        kind="imbalance",
+        sentence=f"rank {rank} keeps the other ranks waiting: it waits longer for its data",
+        evidence=(
+            f"{format_time(wait_s)} of a step of {format_time(step_s)}; the others: {usual}",
+        ),
+        confidence="measured",
+        advice=("compare that rank's share of the data, its storage and its loader's workers",),
+        gpus=tuple(one.gpu for one in gpus if one.rank == rank),
+    )
 
 
 def _by_steps(gpus: Sequence[GpuFigures], steps: Sequence[StepFigures]) -> Finding | None:
@@ -389,6 +416,8 @@ def _of_gpus(run: Run, cases: Sequence[Case], steps: Sequence[StepFigures]) -> I
     """Find why the GPUs were not fully used."""
     if not cases:
         yield _no_gpu(run)
+        if differing := imbalance((), steps):
+            yield differing
         return
     for case in cases:
         yield from _of_one(case)

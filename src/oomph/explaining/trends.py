@@ -463,8 +463,10 @@ def _slowing_down(run: Run, until_s: float) -> Finding | None:
 
 def _timed(run: Run, until_s: float) -> list[StepSpan]:
     halts = halts_in(run)
-    spans = [s for s in run.step_spans if s.num_steps > 0 and s.ended_s <= until_s and s.step_s > 0]
-    return sorted((shortened(s, halts) for s in spans), key=lambda span: span.began_s)
+    spans = [s for s in run.step_spans if s.num_steps > 0 and s.ended_s <= until_s]
+    # A step that lay in a halt has no time left, and no pace.
+    timed = [s for s in (shortened(s, halts) for s in spans) if s.step_s > 0]
+    return sorted(timed, key=lambda span: span.began_s)
 
 
 def _after(spans: Sequence[StepSpan], share: float) -> float:

@@ -14,7 +14,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from oomph.errors import UsageError
-from oomph.exporting.launch import MEETING, launch_options, split_of, spread
+from oomph.exporting.settings import refuse_shared_layers
+from oomph.launching.torchrun import MEETING, launch_options, split_of, spread
 from oomph.records.plan import Plan
 from oomph.records.workload import Variant, check_checkpointing
 from oomph.tricks.trick import contradiction_in, to_put_on
@@ -114,6 +115,7 @@ def as_code(plan: Plan) -> str:
 
 
 def _check(variant: Variant) -> None:
+    refuse_shared_layers(variant, "plain code")
     check_checkpointing(variant.checkpointing)  # the value becomes part of the text
     error = contradiction_in(variant, clips_gradients=False)
     if error is None and variant.optimizer_in_backward and variant.num_gpus > 1:

@@ -14,14 +14,6 @@ from typing import Any
 
 from oomph.errors import UsageError
 from oomph.exporting.code import as_code
-from oomph.exporting.launch import (
-    MEETING,
-    Command,
-    sge_script,
-    slurm_script,
-    spread,
-    torchrun_command,
-)
 from oomph.exporting.settings import (
     AccelerateSettings,
     accelerate_settings,
@@ -30,6 +22,9 @@ from oomph.exporting.settings import (
     trainer_arguments,
     training_arguments,
 )
+from oomph.launching.grid_engine import sge_script
+from oomph.launching.slurm import slurm_script
+from oomph.launching.torchrun import MEETING, Command, spread, torchrun_command
 from oomph.records.plan import Plan
 from oomph.records.stored import as_json, from_json_file, no_record
 from oomph.records.workload import OPTIMIZERS, Variant, check_checkpointing, check_sharding
@@ -37,7 +32,7 @@ from oomph.store import write_whole
 from oomph.tricks.trick import contradiction_in
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Planned(Plan):
     """A Plan with its exports. Each keeps the batch size: micro-batch x accumulation x GPUs."""
 
@@ -171,8 +166,9 @@ def check_variant(variant: Variant) -> None:
     if variant.optimizer not in OPTIMIZERS:
         raise UsageError(f"{variant.optimizer!r:.60} is not an optimizer that oomph knows")
     counts = variant.micro_batch, variant.accumulation, variant.num_gpus, variant.gpus_per_node
-    if min(counts) < 1:
+    if min(*counts, variant.tensor_parallel) < 1:
         raise UsageError("micro-batch, accumulation and numbers of GPUs must be at least 1")
-    check_sharding(variant.sharding, variant.num_gpus, variant.gpus_per_node)
+    grid = variant.num_gpus, variant.gpus_per_node, variant.tensor_parallel
+    check_sharding(variant.sharding, *grid)
     if error := contradiction_in(variant, clips_gradients=False):
         raise error

@@ -13,8 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from oomph.errors import UsageError
-from oomph.exporting.launch import spread
-from oomph.records.workload import Variant, divides_parameters, holds_parameters_on_host
+from oomph.launching.torchrun import spread
+from oomph.records.workload import (
+    Variant,
+    divides_layers,
+    divides_parameters,
+    holds_parameters_on_host,
+)
 from oomph.tricks.trick import to_put_on
 
 _LAUNCHERS = ("torchrun", "slurm", "sge")
@@ -40,6 +45,16 @@ def not_expressed(variant: Variant, target: str) -> tuple[str, ...]:
         *([loader] if target in ("lightning", "accelerate") else []),
         *(line for trick in to_put_on(variant) for line in trick.by_hand(variant, target)),
     )
+
+
+def refuse_shared_layers(variant: Variant, target: str) -> None:
+    """Raise UsageError for a plan whose GPUs share layers: these settings have no word for it."""
+    if divides_layers(variant):
+        raise UsageError(
+            f"a plan with tensor parallelism cannot be exported for {target}",
+            because="with its settings every GPU would take examples of its own: another batch",
+            attempt="model = oomph.apply(plan, model) under torchrun",
+        )
 
 
 def as_settings(mine: object) -> dict[str, Any]:
@@ -99,6 +114,7 @@ _IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
 
 def training_arguments(variant: Variant, args: object = None) -> dict[str, Any]:
     """Return fields for TrainingArguments(**...): the user's own, overridden by the plan's."""
+    refuse_shared_layers(variant, "transformers")
     mine = as_settings(args)
     planned = {
         "per_device_train_batch_size": variant.micro_batch,
@@ -187,6 +203,7 @@ def accelerate_settings(
     variant: Variant, config: object = None, *, gpus_per_node: int | None = None
 ) -> AccelerateSettings:
     """Return both, with the plan's settings merged into the user's configuration."""
+    refuse_shared_layers(variant, "accelerate")
     nodes = spread(variant, gpus_per_node)
     mixed = variant.precision if variant.precision in ("fp16", "bf16") else "no"
     is_sharded = divides_parameters(variant)
@@ -236,6 +253,7 @@ def trainer_arguments(
     variant: Variant, args: object = None, *, gpus_per_node: int | None = None
 ) -> dict[str, Any]:
     """Return arguments for Trainer(**...): the user's own, overridden by the plan's."""
+    refuse_shared_layers(variant, "Lightning")
     nodes = spread(variant, gpus_per_node)
     planned = {
         "accelerator": "gpu",
@@ -261,6 +279,7 @@ def _strategy(variant: Variant) -> str:
 
 def deepspeed_config(variant: Variant, config: object = None) -> dict[str, Any]:
     """Return the configuration: the user's own, overridden by the plan's."""
+    refuse_shared_layers(variant, "DeepSpeed")
     is_pure = variant.precision == "pure-bf16"
     pure = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     offload = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}

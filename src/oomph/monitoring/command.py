@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -39,17 +39,29 @@ class Watched:
     directory: Path
 
 
-def watch(command: Sequence[str], probe: Probe | None = None, *, alerts: bool = True) -> Watched:
+def watch(
+    command: Sequence[str],
+    probe: Probe | None = None,
+    *,
+    alerts: bool = True,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> Watched:
     """Run a command to its end, or until the probe has seen enough, and record what happened.
 
     Problems such as a hang are reported in a line on standard error, unless `alerts` is False.
-    Raises NotStarted if it cannot be started. Call it from the main thread.
+    `environment` is the command's (default: this one's), `directory` that of the run (default: a
+    new one). Raises NotStarted if it cannot be started. Call it from the main thread.
     """
-    start = run_start(command)
-    directory, token = make_directory(start.id), os.urandom(16).hex()
+    start, token = run_start(command), os.urandom(16).hex()
+    if directory is None:
+        directory = make_directory(start.id)
+    else:
+        start = replace(start, id=directory.name)
     # Set here too: any process with this process's token belongs to its run.
     os.environ[RUN_TOKEN] = token
-    environment = {**os.environ, RUN_DIRECTORY: str(directory)}
+    given = os.environ if environment is None else environment
+    environment = {**given, RUN_TOKEN: token, RUN_DIRECTORY: str(directory)}
     with held_signals() as mask:
         try:
             child = Child(command, environment, mask)

@@ -178,6 +178,11 @@ class Watching(Harmless):
         found = cls._current
         return found if found is not None and found.is_on else None
 
+    @property
+    def num_steps(self) -> int:
+        """Return how many steps have ended."""
+        return self._tally.num_steps
+
     # ---- from begin to end ---------------------------------------------------------------------
 
     def start(self) -> Watching:

@@ -113,7 +113,14 @@ class NotStarted(UsageError):
 
     def __init__(self, command: str, error: OSError) -> None:
         self.exit_code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
-        super().__init__(f"{command!r:.200} cannot be started", because=error.strerror)
+        is_missing = isinstance(error, FileNotFoundError)
+        super().__init__(
+            f"{command!r:.200} cannot be started",
+            because=error.strerror,
+            attempt="the command as a shell would find it, such as python train.py"
+            if is_missing
+            else f"python {command:.200}, if it is a script",
+        )
 
 
 @contextlib.contextmanager

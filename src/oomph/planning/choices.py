@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 _FRIENDLY = 8  # judgement: tensor cores and warps prefer multiples of 8 (NVIDIA's GEMM guide)
 # These depend on the number of GPUs, so they are chosen together and not setting by setting.
-_OF_SPLIT = ("sharding", "num_gpus", "gpus_per_node", "micro_batch", "accumulation")
+_OF_SPLIT = (
+    *("sharding", "num_gpus", "gpus_per_node", "tensor_parallel"),
+    *("micro_batch", "accumulation"),
+)
 _OF_ADAPTERS = ("lora_rank", "lora_targets")  # as asked for: not compared with others
 _PLAIN = {one.name: one.default for one in fields(Variant)}
 _SETTINGS = tuple(one for one in fields(Variant) if one.name not in _OF_SPLIT)
@@ -50,9 +53,13 @@ def check_names(names: Sequence[str], flag: str) -> frozenset[str]:
     """Return the names as a set. Raise UsageError for one that is not a trick."""
     for name in names:
         if name not in NAMES:
+            import difflib
+
+            near = difflib.get_close_matches(name, NAMES, n=1) or ["bf16"]
             raise UsageError(
                 f"{flag} {name!r:.40}: there is no such trick",
                 because=f"the tricks are {', '.join(NAMES)}",
+                attempt=near[0],
             )
     return frozenset(names)
 

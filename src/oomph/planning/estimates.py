@@ -19,6 +19,7 @@ from oomph.planning.bounds import (
     spared_by_freeing_gradients,
     without_hopeless,
 )
+from oomph.planning.deadline import Deadline
 from oomph.planning.lines import Failed, Lines
 from oomph.planning.ranking import Checked
 from oomph.planning.rehearsal_store import RehearsalStore
@@ -34,6 +35,7 @@ from oomph.predicting.allocator_settings import settings_for
 from oomph.predicting.combinations import Combinations, key_of
 from oomph.predicting.demand import Demand, demand_from, unlimited_peaks
 from oomph.predicting.footprint import Footprint, Work, trace_at, work_of
+from oomph.predicting.links import assumptions, links_of
 from oomph.predicting.overhead import Interval
 from oomph.predicting.prediction import (
     assemble_demand,
@@ -43,7 +45,7 @@ from oomph.predicting.prediction import (
     room_for_figures,
     unseen_bytes,
 )
-from oomph.predicting.rates import MatmulPrecision, assumptions
+from oomph.predicting.rates import MatmulPrecision
 from oomph.predicting.reductions import sized_on
 from oomph.predicting.replay import Replayed, replay_requests
 from oomph.predicting.residuals import Kind
@@ -95,6 +97,7 @@ class Estimates:
         say: Callable[[str], None],
         rehearser: Rehearser | None = None,
         store: RehearsalStore | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
         """Predict the workload as given. Raises Unrehearsed.
 
@@ -107,7 +110,7 @@ class Estimates:
         self._ready = target.with_torch(rehearsed.torch_version)
         self.card = self._ready.filled_to(options.target_ratio)
         on = self.card.multiprocessors
-        self.lines = Lines(rehearsed, rehearser, self._ready.rated, say, on)
+        self.lines = Lines(rehearsed, rehearser, self._ready.rated, say, on, deadline)
         self._has_workspaces = rehearsed.has_convolutions and not self.card.is_emulated
         self.refuted: set[Variant] = set()  # their own rehearsal showed that they do not fit
         self._checked: dict[Variant, Checked] = {}
@@ -450,7 +453,6 @@ def step_time(work: Sequence[Op] | Work, variant: Variant, model: GpuModel) -> S
         work,
         model,
         matmul_precision=precision,
-        num_gpus=variant.num_gpus,
-        gpus_per_node=variant.gpus_per_node,
+        links=links_of(model, variant),
         num_micro_steps=variant.accumulation,
     )

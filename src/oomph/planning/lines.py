@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from oomph.planning.deadline import Deadline
 from oomph.planning.rehearsals import (
     Rehearsed,
     Rehearser,
@@ -83,7 +84,9 @@ class Lines:
         model: GpuModel,
         say: Callable[[str], None],
         multiprocessors: Multiprocessors = NONE,
+        deadline: Deadline | None = None,
     ) -> None:
+        self.deadline = deadline or Deadline()
         self.rehearsed, self._rehearser, self._model, self._say = rehearsed, rehearser, model, say
         self._multiprocessors = multiprocessors
         self._line = Combinations(
@@ -122,7 +125,7 @@ class Lines:
 
     def complete(self, wanted: Sequence[Variant]) -> None:
         """Rehearse the parts of these variants that are still missing. Raises Unrehearsed."""
-        complete(self.rehearsed, self._rehearser, wanted, self._say)
+        complete(self.rehearsed, self._rehearser, wanted, self._say, self.deadline)
 
     def _required(self) -> Rehearser:
         if self._rehearser is None:
@@ -149,6 +152,14 @@ class Lines:
         if not is_true:
             self.broken.add(settings)
         return is_true
+
+    def has_confirmed(self, far: Variant) -> bool:
+        """Return whether a rehearsal that was made already shows that the line holds so far."""
+        settings = pass_settings_of(far)
+        if settings.only_at:
+            return True
+        is_seen = variant_for_passes(far, far.micro_batch) in self.rehearsed.exact
+        return is_seen and self.holds(far)
 
     def _is_seen_on_line(self, settings: PassSettings, wanted: Variant) -> bool:
         """Return whether a rehearsal at least this far away is on the line, with any optimizer."""
@@ -179,6 +190,9 @@ class Lines:
             return
         sizes = sorted({variant.micro_batch for variant in several}, reverse=True)
         for micro_batch in sizes[::2] if len(sizes) >= _MANY else sizes:
+            if self.points and self.deadline.is_over:
+                self.deadline.leave_out([f"micro-batches of {micro_batch}"])
+                continue
             chosen = [variant for variant in several if variant.micro_batch == micro_batch]
             self.points[micro_batch] = self._point(micro_batch, chosen)
 

@@ -9,29 +9,39 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from oomph.errors import CannotBePutOn, UsageError, UserCodeError
 from oomph.planning.choices import Choices, check_names, variants
+from oomph.planning.deadline import Deadline
 from oomph.planning.estimates import Estimates
 from oomph.planning.lines import Failed
 from oomph.planning.offers import find_offers
 from oomph.planning.ranking import NEAR_RATIO, Found, best_partial, changes_in, search
 from oomph.planning.reasons import OF_LOADING, as_plans
 from oomph.planning.rehearsal_store import RehearsalStore
-from oomph.planning.rehearsals import Rehearsed, Rehearser, Unrehearsed, choices_of, first_look
+from oomph.planning.rehearsals import (
+    Rehearsed,
+    Rehearser,
+    Unrehearsed,
+    choices_of,
+    first_look,
+    in_words,
+)
 from oomph.predicting.combinations import PassSettings, pass_settings_of
 from oomph.predicting.timeline import timeline_of
-from oomph.records.plan import PlanOptions, Plans
+from oomph.records.plan import Offer, PlanOptions, Plans
 from oomph.records.prediction import Prediction
-from oomph.records.script import Script, ScriptChanges
+from oomph.records.script import Script
 from oomph.records.workload import LORA_RANK, Variant, Workload, check_gpus_per_node
 from oomph.sensing.target import Target
 from oomph.tricks.definition import Severity
 
 if TYPE_CHECKING:
+    from oomph.planning.changes import Effort
     from oomph.rehearsing.script.sandboxed import ScriptRehearser
 
 
@@ -58,11 +68,15 @@ class Search:
         *,
         rehearser: Rehearser | None = None,
         store: RehearsalStore | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
         """Predict the workload as given. Raises Unrehearsed."""
+        self._deadline = deadline or Deadline(options.time_limit_s)
         self.options, self.rehearsed, self.say = options, rehearsed, say
         self._capability = target.capability
-        self.estimates = Estimates(options, target, rehearsed, say, rehearser, store)
+        self.estimates = Estimates(
+            options, target, rehearsed, say, rehearser, store, self._deadline
+        )
 
     def plans(self, workload: str, *, draws: bool = False) -> Plans:
         """Return the plans, with what is needed to draw them if `draws`. Raises Unrehearsed.
@@ -73,6 +87,8 @@ class Search:
             self.estimates.check_anew()
             try:
                 found = self._searched()
+                if self._deadline.is_over:
+                    found = self._with_confirmed_alone(found)
                 predicted = self._predicted(found) if self._is_true(found) else None
                 if predicted is not None:
                     plans = self._answer(workload, found, predicted)
@@ -83,8 +99,10 @@ class Search:
     def _answer(
         self, workload: str, found: Found, predicted: Sequence[tuple[Variant, Prediction]]
     ) -> Plans:
-        self.say("comparing what was not allowed")
-        offers = find_offers(found, self.estimates, self.options, self._capability)
+        offers: tuple[Offer, ...] = ()
+        if not self._deadline.is_over:
+            self.say("comparing what was not allowed")
+            offers = find_offers(found, self.estimates, self.options, self._capability)
         return as_plans(workload, self.options, self.estimates, found, predicted, offers)
 
     # ---- searching -------------------------------------------------------------------------------
@@ -93,7 +111,8 @@ class Search:
         """Search micro-batches of two or more examples, and of one only if nothing else fits."""
         smallest = 1 if self.options.prefer == "memory" else 2
         found = self._with_micro_batches_from(smallest)
-        return found if found.is_certain or smallest == 1 else self._with_micro_batches_from(1)
+        is_done = found.is_certain or smallest == 1 or self._deadline.is_over
+        return found if is_done else self._with_micro_batches_from(1)
 
     def _with_micro_batches_from(self, least: int) -> Found:
         choices = choices_of(self.rehearsed, self.options, self._capability, least)
@@ -222,7 +241,7 @@ class Search:
         Lines tend to fail together: if one is refuted, all lines are checked.
         """
         lines = self.estimates.lines
-        if lines.points:
+        if lines.points or self._deadline.is_over:
             return True
         if found.best is not None:  # it is rehearsed anyway, and that may settle it
             self.estimates.predicted_row(found.best, is_exact=True)
@@ -233,6 +252,21 @@ class Search:
         for variant in farthest.values():
             lines.holds(variant)
         return False
+
+    def _with_confirmed_alone(self, found: Found) -> Found:
+        """Leave out, late, what is shown beside the best and would need a rehearsal to be sure."""
+        lines = self.estimates.lines
+        if lines.points:
+            return found
+        farthest = self._farthest(found.compared)
+        shown: list[Variant] = []
+        unsure: list[Variant] = []
+        for variant in found.shown:
+            far = farthest.get(pass_settings_of(variant))
+            is_sure = variant == found.best or far is None or lines.has_confirmed(far)
+            (shown if is_sure else unsure).append(variant)
+        self._deadline.leave_out(map(in_words, unsure))
+        return replace(found, shown=tuple(shown))
 
     def _farthest(self, compared: Sequence[Variant]) -> dict[PassSettings, Variant]:
         """Return the largest micro-batch that may fit, for each forward and backward."""
@@ -329,6 +363,7 @@ def plan_workload(
     from oomph.records.generation import trace_capability
     from oomph.rehearsing.traces import with_rehearser
 
+    deadline = Deadline(options.time_limit_s)
     capability, store, known = trace_capability(target.capability), None, None
     if isinstance(workload, tuple):
         store = RehearsalStore(workload, capability, options.keeps)
@@ -341,16 +376,38 @@ def plan_workload(
                 store.keep_replays(known)
             return plans
 
-    def rehearse(rehearser: Rehearser) -> tuple[Plans, Rehearsed]:
-        say("looking at the model")
-        rehearsed = known or first_look(rehearser)
-        search = Search(options, target, rehearsed, say, rehearser=rehearser, store=store)
-        return search.plans(name, draws=draws), rehearsed
+    say("starting torch")
 
-    plans, rehearsed = with_rehearser(workload, capability, rehearse, keeps=options.keeps)
+    rehearse = partial(
+        _searched, name, options, target, say, known=known, store=store, deadline=deadline
+    )
+    plans, rehearsed = with_rehearser(
+        workload, capability, partial(rehearse, draws=draws), keeps=options.keeps
+    )
     if store is not None:
         store.keep(rehearsed)
     return plans
+
+
+def _searched(
+    name: str,
+    options: PlanOptions,
+    target: Target,
+    say: Say,
+    rehearser: Rehearser,
+    *,
+    known: Rehearsed | None,
+    store: RehearsalStore | None,
+    deadline: Deadline,
+    draws: bool,
+) -> tuple[Plans, Rehearsed]:
+    """Search with a rehearser, in its child -> the plans, and what is known by now."""
+    say("looking at the model")
+    rehearsed = known or first_look(rehearser)
+    search = Search(
+        options, target, rehearsed, say, rehearser=rehearser, store=store, deadline=deadline
+    )
+    return search.plans(name, draws=draws), rehearsed
 
 
 def plan_script(
@@ -360,12 +417,15 @@ def plan_script(
     say: Say,
     *,
     draws: bool,
+    effort: Effort,
     is_unprotected: bool,
     is_fresh: bool,
 ) -> Plans:
-    """Plan a script, and say what to change in it for the best plan."""
+    """Plan a script, and say what to change in it for the best plan, with this much effort."""
+    from oomph.planning.changes import find_changes  # only scripts need it
     from oomph.rehearsing.script.sandboxed import rehearser_of
 
+    deadline = Deadline(options.time_limit_s)
     with rehearser_of(
         script, target, say, is_unprotected=is_unprotected, is_fresh=is_fresh
     ) as rehearser:
@@ -373,16 +433,27 @@ def plan_script(
         _hold_what_cannot_vary(rehearser, options)
         say("looking at the model")
         try:
-            search = Search(options, target, first_look(rehearser), say, rehearser=rehearser)
+            looked = first_look(rehearser)
+            search = Search(options, target, looked, say, rehearser=rehearser, deadline=deadline)
             plans = search.plans(script.path or f"-m {script.module}", draws=draws)
         except CannotBePutOn as error:  # this variant is the baseline of the comparison
             raise error.error from None
+        changes = None
+        if plans.best is not None:
+            changes = find_changes(
+                script,
+                rehearser,
+                plans.best,
+                target,
+                say,
+                effort=effort,
+                is_unprotected=is_unprotected,
+            )
     seen, caveats = rehearser.seen, plans.caveats
     if not seen.is_batch_known:  # steps per second do not give samples per second then
         caveats = tuple(one for one in caveats if not one.startswith(OF_LOADING))
     caveats += tuple(one for one in seen.approximations if one not in caveats)
-    plans = replace(plans, seen=seen, caveats=caveats)
-    return replace(plans, changes=_changes(script, rehearser, plans))
+    return replace(plans, seen=seen, caveats=caveats, changes=changes)
 
 
 def _check_it_steps(has_stepped: bool) -> None:
@@ -416,25 +487,3 @@ def _hold_what_cannot_vary(rehearser: ScriptRehearser, options: PlanOptions) -> 
         why = f"{error.error.what}: {error.error.because}"[:_MOST_CHARACTERS]
         num = rehearser.given.micro_batch
         rehearser.hold_batch(f"the micro-batch of {num} cannot change: {why}")
-
-
-def _changes(script: Script, rehearser: ScriptRehearser, plans: Plans) -> ScriptChanges | None:
-    """Return what to change in the script for the best plan; None if no plan fits."""
-    from oomph.exporting.rewriting.diff import script_changes  # only scripts need it
-
-    if plans.best is None:
-        return None
-    sources = _sources(script, rehearser.files)
-    here = str(Path(script.directory).resolve())
-    seen = rehearser.as_planned(plans.best.variant)
-    return script_changes(sources, script.arguments, seen, plans.best, directory=here)
-
-
-def _sources(script: Script, imported: Sequence[str]) -> dict[str, str]:
-    """Read the user's own files, the script first. Skip files that are not text."""
-    own = [] if script.path is None else [str(Path(script.directory, script.path).resolve())]
-    texts: dict[str, str] = {}
-    for path in (*own, *imported):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            texts[path] = Path(path).read_bytes().decode("utf-8")
-    return texts

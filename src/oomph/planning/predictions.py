@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oomph.errors import CannotBePutOn, UsageError
+from oomph.errors import CannotBePutOn, NotOnThisSystem, UsageError
 from oomph.planning.estimates import step_time
 from oomph.planning.lines import trace_at
 from oomph.predicting import prediction, speed
-from oomph.predicting.rates import assumptions
+from oomph.predicting.links import assumptions
 from oomph.records.prediction import Prediction
 from oomph.records.script import Script, names_workload
 from oomph.records.trace import Trace
@@ -43,15 +44,23 @@ _CHOICES = {
 def what_to_train(workload: Workload | Script | str) -> Workload | Script | tuple[Path, str]:
     """Return the script, the workload, or the workload's place in a file. Raises UsageError."""
     from oomph.rehearsing.models_by_name import is_name, workload_file
-    from oomph.rehearsing.traces import split
+    from oomph.rehearsing.traces import check_script, split
 
-    if not isinstance(workload, str):
-        return workload
-    if is_name(workload):
-        workload = workload_file(workload)
-    if names_workload(workload):
-        return split(workload)
-    return Script(path=workload, directory=str(Path.cwd()))
+    if isinstance(workload, str):
+        if is_name(workload):
+            workload = workload_file(workload)
+        if names_workload(workload):
+            return split(workload)
+        workload = Script(path=workload, directory=str(Path.cwd()))
+    if isinstance(workload, Script) and workload.path is not None:
+        check_script(Path(workload.directory, workload.path), workload.path)
+    if isinstance(workload, Script) and sys.platform != "linux":
+        raise NotOnThisSystem(
+            "rehearsing a script",
+            because="it runs in a sandbox of Linux's, in processes that are forked",
+            attempt="a Workload in a file, oomph plan train.py:workload; or, on Windows, WSL",
+        )
+    return workload
 
 
 def check_tricks(
@@ -265,6 +274,7 @@ def predict_script_by_trace(
         trace = replace(trace, doubt=trace.doubt or _NO_STEP)
     ready = target.with_torch(trace.torch_version)
     time = step_time(trace.ops, variant, ready.model)
+    expandable_segments = expandable_segments or seen.expandable_segments
     variant = replace(variant, expandable_segments=expandable_segments)
     notes = [*seen.approximations, *ready.notes]
     card, step_from = ready.card.among(variant), ready.step_from

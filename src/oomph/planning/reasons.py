@@ -72,6 +72,7 @@ def as_plans(
         ),
         largest_micro_batch=_largest_as_is(estimates),
         num_candidates=found.num_candidates,
+        cut=estimates.lines.deadline.cut(),
     )
 
 

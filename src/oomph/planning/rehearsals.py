@@ -9,11 +9,18 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from oomph.errors import CannotBePutOn, OomphError
 from oomph.planning.choices import Choices, choices_for
-from oomph.predicting.combinations import PassSettings, Step, pass_settings_of, step_of
+from oomph.planning.deadline import Deadline
+from oomph.predicting.combinations import (
+    PassSettings,
+    Step,
+    grid_variant,
+    pass_settings_of,
+    step_of,
+)
 from oomph.predicting.demand import UnlimitedPeaks
 from oomph.predicting.footprint import Footprint, Kernel, footprint_of
 from oomph.predicting.residuals import Kind, kind_of
@@ -172,16 +179,28 @@ def _seconds(op: Op) -> float:
 
 
 def complete(
-    rehearsed: Rehearsed, rehearser: Rehearser | None, variants: Iterable[Variant], say: Say
+    rehearsed: Rehearsed,
+    rehearser: Rehearser | None,
+    variants: Iterable[Variant],
+    say: Say,
+    deadline: Deadline,
 ) -> None:
     """Rehearse the parts of these variants that are still missing. Raises Unrehearsed."""
     passes, steps = missing(rehearsed, variants)
     parts: list[tuple[PassSettings | Step, Variant]] = [*passes.items(), *steps.items()]
     if not parts:
+        deadline.has_base = True
         return
     if rehearser is None:
         raise Unrehearsed
+    if deadline.limit_s is not None:  # what a plan needs at least, and the usual tricks, come first
+        parts.sort(key=lambda pair: len(_tricks_of(pair[1])))
+    least = len(_tricks_of(parts[0][1]))
     for number, (part, variant) in enumerate(parts, start=1):
+        deadline.has_base |= len(_tricks_of(variant)) > least
+        if deadline.is_over:
+            deadline.leave_out(in_words(one) for _, one in parts[number - 1 :])
+            return
         say(f"rehearsing {number} of {len(parts)}: {in_words(variant)}")
         with noting_failures(rehearsed, part, variant):
             if isinstance(part, PassSettings):
@@ -195,6 +214,7 @@ def complete(
                 known = step_like(part, rehearsed.steps)
                 rehearsed.steps[part] = known or _step(rehearser, variant)
         _forget_what_torch_holds()
+    deadline.has_base = True
 
 
 class Unrehearsed(Exception):
@@ -397,15 +417,7 @@ def pass_footprint_like(
 
 def _grid_of(settings: PassSettings) -> tuple[int, int]:
     """Return the number of replicas of the model, and the GPUs that each is sharded among."""
-    sharding: Any = settings.sharding
-    return grid_of(
-        Variant(
-            micro_batch=1,
-            sharding=sharding,
-            num_gpus=settings.num_gpus,
-            gpus_per_node=settings.gpus_per_node,
-        )
-    )
+    return grid_of(grid_variant(settings))
 
 
 def step_like(step: Step, known: Mapping[Step, Footprint]) -> Footprint | None:
@@ -417,14 +429,12 @@ def step_like(step: Step, known: Mapping[Step, Footprint]) -> Footprint | None:
 
 def _on_one_group(step: Step) -> Step:
     """Return the step on one replica of the model."""
-    on, per_node = step.num_gpus, step.gpus_per_node
+    _, shards = grid_of(grid_variant(step))
     step = step._replace(gpus_per_node=GPUS_PER_NODE)  # it decides groups, and nothing else here
     if step.sharding == "ddp":
         return step._replace(num_gpus=0)  # for any number of GPUs
     if step.sharding == "hybrid":
-        grid = Variant(micro_batch=1, sharding="hybrid", num_gpus=on, gpus_per_node=per_node)
-        _, shards = grid_of(grid)
-        return step._replace(sharding="fsdp", num_gpus=shards)
+        return step._replace(sharding="fsdp", num_gpus=shards * step.tensor_parallel)
     return step
 
 

@@ -20,6 +20,7 @@ from oomph.predicting.footprint import (
     PHASES,
     Footprint,
 )
+from oomph.predicting.links import Links, links_of
 from oomph.predicting.pricing import Prices
 from oomph.predicting.rates import MatmulPrecision
 from oomph.predicting.reductions import NONE, Multiprocessors
@@ -306,6 +307,7 @@ class PassSettings(NamedTuple):
     # rehearsed separately.
     is_sent_at_once: bool
     gpus_per_node: int = GPUS_PER_NODE
+    tensor_parallel: int = 1
 
     @property
     def accumulates(self) -> bool:
@@ -329,6 +331,7 @@ class Step(NamedTuple):
     num_gpus: int
     channels_last: bool  # of the weights
     gpus_per_node: int = GPUS_PER_NODE
+    tensor_parallel: int = 1
 
 
 def pass_settings_of(variant: Variant) -> PassSettings:
@@ -349,6 +352,7 @@ def pass_settings_of(variant: Variant) -> PassSettings:
         channels_last=variant.channels_last,
         is_sent_at_once=variant.num_gpus > 1 and variant.accumulation == 1,
         gpus_per_node=variant.gpus_per_node,
+        tensor_parallel=variant.tensor_parallel,
     )
 
 
@@ -375,6 +379,7 @@ def step_of(variant: Variant) -> Step:
         num_gpus=variant.num_gpus,
         channels_last=variant.channels_last,
         gpus_per_node=variant.gpus_per_node,
+        tensor_parallel=variant.tensor_parallel,
     )
 
 
@@ -542,18 +547,18 @@ class Combinations:
     ) -> MicroSteps:
         priced = PricedFootprint(
             self.pass_footprints[settings],
-            self._prices(matmul, settings.num_gpus, settings.gpus_per_node),
+            self._prices(matmul, _links_of(settings, self.model)),
         )
         return MicroSteps(priced, has_step=has_step, is_one=not self.adds_up)
 
     @_once
     def _optimizer_step(self, step: Step, matmul: MatmulPrecision) -> PricedFootprint:
-        prices = self._prices(matmul, step.num_gpus, step.gpus_per_node)
+        prices = self._prices(matmul, _links_of(step, self.model))
         return PricedFootprint(self.steps[step], prices)
 
     @_once
-    def _prices(self, matmul: MatmulPrecision, num_gpus: int, gpus_per_node: int) -> Prices:
-        return prices_on(self.model, matmul, num_gpus, gpus_per_node)
+    def _prices(self, matmul: MatmulPrecision, links: Links) -> Prices:
+        return prices_on(self.model, matmul, links)
 
     # ---- replays
 
@@ -633,6 +638,22 @@ class Combinations:
             has_run_out = found.ran_out_at is not None
             self.known_replays[key] = 0 if has_run_out else found.peak_reserved_bytes
         return self.known_replays[key]
+
+
+def _links_of(settings: PassSettings | Step, model: GpuModel) -> Links:
+    return links_of(model, grid_variant(settings))
+
+
+def grid_variant(settings: PassSettings | Step) -> Variant:
+    """Return a variant on the same GPUs, divided alike."""
+    sharding: Any = settings.sharding
+    return Variant(
+        micro_batch=1,
+        sharding=sharding,
+        num_gpus=settings.num_gpus,
+        gpus_per_node=settings.gpus_per_node,
+        tensor_parallel=settings.tensor_parallel,
+    )
 
 
 def combination_of(variant: Variant) -> tuple[PassSettings, Step, bool]:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from oomph.predicting.links import COMMUNICATION, is_in_layers
 from oomph.predicting.rates import (
     BEST_INTENSITY,
-    COMMUNICATION,
     IDLE_RATIO,
     OPERAND_RATIO,
     SM_BYTES_PER_S,
@@ -66,6 +66,7 @@ class Lane:
     role: Role = "kernel"
     is_waited_for: bool = False
     num_pending: int = 0  # for a wait
+    is_sent: bool = False  # a collective that the GPU waits for at once, as for a kernel
 
     @property
     def is_gpus(self) -> bool:
@@ -78,6 +79,8 @@ def lane_of(name: str, num_pending: int) -> Lane:
         return Lane(role="wait", num_pending=num_pending)
     if name in COMMUNICATION:
         return Lane(role="gather" if name == "all_gather" else "reduce")
+    if is_in_layers(name):
+        return Lane(is_sent=True)
     return Lane(place=_PLACES.get(name, "gpu"), is_waited_for=name in WAITED_FOR)
 
 
@@ -177,17 +180,11 @@ _SYNCHRONOUS = 0.62
 # The memory-efficient kernel, of FlashAttention-2's rate. Judgement.
 _EFFICIENT = 0.6
 
-# ---- bus, host and links -------------------------------------------------------------------------
+# ---- bus and host ------------------------------------------------------------------------------
 # bus: 25 to 26 GB/s of 31.5 are common with pinned memory. host: between two channels of DDR4 and a
-# server's eight, shared with other work: judgement. nvlink: 230 to 250 GB/s of 300 between 8 A100s;
-# pcie: 35 to 45 of 63 between 8 H100s
-# (https://docs.alayanew.com/en/docs/tech-blog/2026-05-06-nccl-tests), 28 between 8 RTX 5090s
-# (https://github.com/NVIDIA/nccl/issues/1639). collective: 42 us for 8 bytes on PCIe
-# (https://github.com/NVIDIA/nccl/issues/1530), less on NVLink: judgement.
+# server's eight, shared with other work: judgement. Links: links.py.
 _BUS = 0.80
 _HOST_BYTES_PER_S = 50e9
-_OF_LINK = {"nvlink": 0.78, "pcie": 0.50}
-_COLLECTIVE_S = 30e-6
 
 # ---- the host ------------------------------------------------------------------------------------
 # Python, autograd, dispatcher and launch of one op, on the host beside an A100. Judgement, between
@@ -312,8 +309,10 @@ class Prices:
         if not bandwidth:
             return None
         if not lane.is_gpus:
-            return self._off_the_gpu(lane)
+            return self._off_the_gpu(lane, name)
         host_s = _HOST_S[phase] * _CALLS.get(name, 1.0)
+        if lane.is_sent:
+            return self._sent(lane, name, host_s)
         if name in _WITHOUT_KERNEL:
             return _Unit(lane, host_s=host_s * _WITHOUT_LAUNCH)
         plain = _Unit(
@@ -340,15 +339,19 @@ class Prices:
         under_way = num_sms * self._rates.threads_per_sm * _ELEMENTS_PER_THREAD
         return max(byte_s, block_s / (_element_bytes(dtype) * under_way))
 
-    def _off_the_gpu(self, lane: Lane) -> _Unit | None:
+    def _sent(self, lane: Lane, name: str, host_s: float = 0.0) -> _Unit | None:
+        """Return the price of a collective; None if its link is unknown."""
+        link = self._rates.links.of(name)
+        if link is None:
+            return None
+        byte_s = 1 / link.reached_bytes_per_s
+        return _Unit(lane, byte_s=byte_s, start_s=link.start_s, host_s=host_s)
+
+    def _off_the_gpu(self, lane: Lane, name: str) -> _Unit | None:
         if lane.role == "wait":
             return _Unit(lane)
         if lane.role != "kernel":
-            link = self._rates.link
-            if link is None:
-                return None
-            byte_s = 1 / (link.bytes_per_s * _OF_LINK[link.kind])
-            return _Unit(lane, byte_s=byte_s, start_s=_COLLECTIVE_S)
+            return self._sent(lane, name)
         if lane.place == "host":
             return _Unit(lane, byte_s=1 / _HOST_BYTES_PER_S, host_s=_HOST_S["step"])
         bus = self._rates.bus_bytes_per_s
@@ -510,7 +513,10 @@ class Priced:
         arithmetic, traffic = self.parts(sizes)
         names: tuple[Bound, ...] = ("kernel launches", "memory bandwidth", "arithmetic")
         most = np.argmax(np.stack([self._start_s, traffic, arithmetic]), axis=0)
-        return [names[place] for place in most.tolist()]
+        return [
+            "communication" if lane.is_sent else names[place]
+            for lane, place in zip(self.lanes, most.tolist(), strict=True)
+        ]
 
 
 class _Tiles:

@@ -1,4 +1,4 @@
-"""GpuModel -> operations and bytes per second, of its units, its memory, its bus and its link.
+"""GpuModel -> operations and bytes per second, of its units, its memory, its bus and its links.
 
 Rates are measured if known, else what the best kernel reaches of the datasheet.
 """
@@ -6,91 +6,12 @@ Rates are measured if known, else what the best kernel reaches of the datasheet.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from oomph.predicting.links import NO_LINKS, Links, pcie_bytes_per_s
 from oomph.records.generation import GENERATIONS, generation_of
 from oomph.records.gpu_model import GpuModel
-from oomph.records.workload import GPUS_PER_NODE, Variant, casts_parameters, grid_of
-
-# ---- the link between GPUs
-# Within one machine, of eight GPUs unless the user says otherwise: NVLink if the GPU has it, else
-# PCIe. No datasheet describes the network between machines, so there is no link for more GPUs. Not
-# modelled: the GPU bandwidth that communication takes while it runs beside kernels.
-
-COMMUNICATION = frozenset({"all_gather", "reduce_scatter", "all_reduce"})
-
-# Bytes per second of one lane in one direction, after line coding (PCI-SIG: 8, 16, 32 and 64 GT/s;
-# 128 of 130 bits are data). The catalogue has no older generation.
-_PCIE_LANE = {"3.0": 985e6, "4.0": 1969e6, "5.0": 3938e6, "6.0": 7563e6}
-
-
-def pcie_bytes_per_s(model: GpuModel) -> float | None:
-    """Return what a GPU's slot carries in one direction by its datasheet; None if unknown."""
-    generation, _, lanes = (model.pcie or "").partition(" x")
-    per_lane = _PCIE_LANE.get(generation)
-    return per_lane * int(lanes) if per_lane and lanes.isdecimal() else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """The connection between the GPUs of one machine."""
-
-    kind: Literal["nvlink", "pcie"]
-    bytes_per_s: float  # per GPU, in one direction, from the datasheet
-
-
-def link_between(model: GpuModel, num_gpus: int, gpus_per_node: int = GPUS_PER_NODE) -> Link | None:
-    """Return the link that this many of these GPUs use; None if unknown."""
-    if num_gpus > gpus_per_node:
-        return None
-    if model.nvlink_bytes_per_s is not None:  # the datasheet adds both directions
-        return Link(kind="nvlink", bytes_per_s=model.nvlink_bytes_per_s / 2)
-    slot_bytes_per_s = pcie_bytes_per_s(model)
-    return Link(kind="pcie", bytes_per_s=slot_bytes_per_s) if slot_bytes_per_s else None
-
-
-def assumptions(how: Variant, model: GpuModel) -> list[str]:
-    """Return the assumptions about sharding and links that may differ on the user's machine."""
-    if how.num_gpus == 1:
-        return []
-    return [_put_on(how), *_cast(how), _joined_by(model, how)]
-
-
-def _put_on(how: Variant) -> str:
-    if how.sharding == "ddp":
-        return (
-            "DDP with gradient_as_bucket_view=True: its default is False, which keeps the gradients"
-            " twice (accumulation does so for a while in any case)"
-        )
-    copies, shards = grid_of(how)
-    grid = f"; {copies} copies of the model, each divided among {shards} GPUs" if copies > 1 else ""
-    return (
-        "FSDP2: fully_shard on each block and on the model, every micro-batch's gradients are"
-        f" reduced at once, the model is built on the host or on meta{grid}"
-    )
-
-
-def _cast(how: Variant) -> list[str]:
-    policy = "bf16 is FSDP's own MixedPrecisionPolicy (reduced in float32), without autocast"
-    return [policy] if casts_parameters(how) else []
-
-
-def _joined_by(model: GpuModel, how: Variant) -> str:
-    link = link_between(model, how.num_gpus, how.gpus_per_node)
-    if how.num_gpus > how.gpus_per_node:
-        return (
-            f"{how.num_gpus} GPUs are several machines, of {how.gpus_per_node} GPUs each:"
-            " the network between them is unknown, so there is no time estimate"
-        )
-    if link is None:
-        return "the link between these GPUs is unknown, so there is no time estimate"
-    name = "NVLink" if link.kind == "nvlink" else f"PCIe {model.pcie}"
-    return (
-        f"the GPUs are in one machine, joined by {name}"
-        f" ({link.bytes_per_s / 1e9:.0f} GB/s in each direction)"
-    )
-
 
 # ---- operations and bytes per second -------------------------------------------------------------
 
@@ -219,10 +140,10 @@ class Rates:
         self,
         model: GpuModel,
         matmul_precision: MatmulPrecision,
-        link: Link | None = None,
+        links: Links = NO_LINKS,
     ) -> None:
         self._model = model
-        self.link = link
+        self.links = links
         self._matmul_precision = matmul_precision
         capability = model.compute_capability
         self._generation = None if capability is None else generation_of(capability)

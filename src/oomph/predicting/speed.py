@@ -6,9 +6,8 @@ with all of them idle, as after reading the loss.
 """
 
 # `low_s` and `high_s` are the step with kernels and host at their best and at their worst. A step
-# of the same kind that was measured makes it much more accurate: `anchored`. Limits: eager mode,
-# GPUs of one machine. Not modelled: tensors that stay in the L2 cache, clocks below the
-# datasheet's, and data loading.
+# of the same kind that was measured makes it much more accurate: `anchored`. Limits: eager mode.
+# Not modelled: tensors that stay in the L2 cache, clocks below the datasheet's, and data loading.
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from oomph.errors import UsageError
 from oomph.predicting.footprint import PHASES, Footprint, Work, work_of
+from oomph.predicting.links import COMMUNICATION, NO_LINKS, Links
 from oomph.predicting.pricing import Bound, Lane, Place, Priced, Prices, Sizes, sizes_of
-from oomph.predicting.rates import COMMUNICATION, MatmulPrecision, Rates, link_between
+from oomph.predicting.rates import MatmulPrecision, Rates
 from oomph.records.gpu_model import GpuModel
 from oomph.records.trace import Op
-from oomph.records.workload import GPUS_PER_NODE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -345,8 +344,7 @@ def estimate(
     model: GpuModel,
     *,
     matmul_precision: MatmulPrecision = "fp32",
-    num_gpus: int = 1,
-    gpus_per_node: int = GPUS_PER_NODE,
+    links: Links = NO_LINKS,
     num_micro_steps: int | None = None,
     best: Pace | None = None,
     worst: Pace | None = None,
@@ -357,8 +355,8 @@ def estimate(
     are the ends of the range, for whoever derives them.
     """
     work = ops if isinstance(ops, Work) else work_of(ops)
-    rates = Rates(model, matmul_precision, link_between(model, num_gpus, gpus_per_node))
-    if not work.kernels or (num_gpus > 1 and rates.link is None):
+    rates = Rates(model, matmul_precision, links)
+    if not work.kernels:
         return None
     priced = Prices(rates).of(work.kernels)
     if priced is None:
@@ -368,12 +366,12 @@ def estimate(
     busy_s = step.busy(clocks)
     return StepTime(
         step_s=clocks.gpu,
-        gpu_busy_s=sum(busy_s.values()) - clocks.link.waited_s,
+        gpu_busy_s=sum(busy_s.values()) - busy_s.get("communication", 0.0),
         host_s=float((priced.host_s * step.counts).sum()),
         bound_by=_bound_by(busy_s, clocks),
         low_s=step.simulate(best or BEST).gpu,
         high_s=step.simulate(worst or WORST).gpu,
-        waited_s=clocks.link.waited_s,
+        waited_s=busy_s.get("communication", 0.0),
     )
 
 
@@ -453,7 +451,8 @@ class _Step:
             if lane.is_gpus:
                 busy[bound] = busy.get(bound, 0.0) + kernel_s
         if clocks.link.busy_s:
-            busy["communication"] = clocks.link.waited_s
+            sent_s = busy.get("communication", 0.0)
+            busy["communication"] = sent_s + clocks.link.waited_s
         return busy
 
 
@@ -461,8 +460,8 @@ def _ratios(lanes: Sequence[Lane], pace: Pace) -> Seconds:
     """Return what each kernel takes at a pace, as a ratio of what it likely takes."""
     import numpy as np
 
-    is_gpus = np.array([lane.is_gpus for lane in lanes], dtype=bool)
-    return np.where(is_gpus, pace.kernels, pace.beside)
+    is_kernel = np.array([lane.is_gpus and not lane.is_sent for lane in lanes], dtype=bool)
+    return np.where(is_kernel, pace.kernels, pace.beside)
 
 
 def _parts(work: Work, priced: Priced, num_micro_steps: int | None) -> list[tuple[Order, int]]:
@@ -496,12 +495,10 @@ _SIMULATED = 3  # micro-steps
 def prices_on(
     model: GpuModel,
     matmul_precision: MatmulPrecision = "fp32",
-    num_gpus: int = 1,
-    gpus_per_node: int = GPUS_PER_NODE,
+    links: Links = NO_LINKS,
 ) -> Prices:
-    """Return what kernels take on this many of these GPUs."""
-    link = link_between(model, num_gpus, gpus_per_node) if num_gpus > 1 else None
-    return Prices(Rates(model, matmul_precision, link))
+    """Return what kernels take on one of these GPUs, joined by these links."""
+    return Prices(Rates(model, matmul_precision, links))
 
 
 @dataclass(frozen=True, eq=False)

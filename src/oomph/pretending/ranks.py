@@ -15,6 +15,7 @@ import torch
 from torch import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
+from oomph.predicting.links import IN_LAYERS
 from oomph.pretending.factories import move_of
 from oomph.pretending.patches import Patches
 from oomph.pretending.streams import Now
@@ -58,6 +59,7 @@ def local_parts_are_seen(recorder: Recorder) -> Iterator[None]:
 
     FSDP frees gathered parameters by resizing their storage, not by an op.
     """
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -79,7 +81,7 @@ def local_parts_are_seen(recorder: Recorder) -> Iterator[None]:
     patches = Patches()
     patches.put(ShardingPropagator, _propagate_tensor_meta_non_cached=propagate_unseen)
     patches.put(torch.UntypedStorage, resize_=resize_and_note)
-    recorder.unfolded = frozenset({DTensor})
+    recorder.unfolded = frozenset({DTensor, AsyncCollectiveTensor})
     try:
         yield
     finally:
@@ -148,7 +150,9 @@ def _moved_to_the_host(recorder: Recorder) -> Iterator[None]:
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a tensor that this rank holds."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return part
+    # What a collective has not yet brought is wrapped once more.
+    arrived: torch.Tensor = getattr(part, "elem", part)
+    return arrived
 
 
 # ---- communication ---------------------------------------------------------------------------
@@ -205,7 +209,47 @@ def _run(function: Any, args: Any, kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
 
+# ---- the collectives of DTensors: gathered before a layer, reduced and scattered after it --------
+# They return new tensors, and the next kernel waits for them. torch.ops._c10d_functional
+
+
+def _collective(name: str) -> Callable[..., Any]:
+    """Return the rule of a collective that makes its result."""
+
+    def rule(recorder: Recorder, behaviour: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        given = args[0]
+        if not is_pretended(given):
+            return NotImplemented
+        out = _run(function, args, kwargs)
+        recorder.track(out, behaviour.label)
+        sent = max(given.nbytes, out.nbytes) - min(given.nbytes, out.nbytes)
+        if name == IN_LAYERS["all_reduce"]:
+            sent = sent_by_all_reduce(given.nbytes, _size_of_group(args[-1]))
+        if recorder.computes:
+            note_transfer(recorder, name, sent, given.dtype)
+        return out
+
+    return rule
+
+
+def _size_of_group(name: Any) -> int:
+    from torch.distributed import distributed_c10d
+
+    resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
+    return int(resolve(name).size())
+
+
+def _same(_: Recorder, __: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    """Return the tensor itself: waiting makes no new one, and a copy would outlive it."""
+    return args[0] if is_pretended(args[0]) else function(*args, **kwargs)
+
+
 RULES = {
+    "all_gather_into_tensor": _collective(IN_LAYERS["all_gather"]),
+    "reduce_scatter_tensor": _collective(IN_LAYERS["reduce_scatter"]),
+    "all_reduce": _collective(IN_LAYERS["all_reduce"]),
+    "wait_tensor": _same,
+    "_wrap_tensor_autograd": _same,
     "_allgather_base_": _exchange("all_gather"),
     "_reduce_scatter_base_": _exchange("reduce_scatter"),
     "allreduce_": _all_reduce,

@@ -7,12 +7,59 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from oomph.errors import UsageError
 from oomph.records.generation import generation_of
 
 Tf32 = Literal["none", "as fast as fp32", "faster than fp32"]
 
 # The product line, as NVIDIA writes it: four digits without a letter.
 _GEFORCE = re.compile(r"(GeForce )?(RTX|GTX) \d{4}\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What joins machines, as the user names it: "infiniband-400", "ethernet-100"."""
+
+    name: str
+    adapter_bits_per_s: float
+    num_adapters: int | None  # of a machine; None: one for each GPU
+    is_rdma: bool  # adapters read GPU memory; else the host copies
+
+    def bytes_per_s(self, gpus_per_node: int) -> float:
+        """Return what all adapters of a machine carry in one direction."""
+        return self.adapter_bits_per_s / 8 * (self.num_adapters or gpus_per_node)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_NETWORK = re.compile(r"(infiniband|roce|efa|ethernet)-(\d{1,4})(?:x(\d{1,2}))?")
+
+
+def network_of(name: str | None) -> Network | None:
+    """Return the network that a name stands for, such as "ethernet-100x2". Raises UsageError.
+
+    The first number is what one adapter carries, in Gbit/s. The second is how many of them a
+    machine has; by default there is one for each GPU, or on Ethernet one.
+    """
+    if name is None:
+        return None
+    found = _NETWORK.fullmatch(name)
+    if found is None or not int(found[2]) or found[3] in ("0", "00"):
+        raise UsageError(
+            f"unknown link {name!r:.40}",
+            because="it is infiniband, roce, efa or ethernet, with the Gbit/s of an adapter and, if"
+            " a machine has another number than usual, how many there are",
+            attempt="infiniband-400, infiniband-200x4, or ethernet-100",
+        )
+    is_rdma = found[1] != "ethernet"
+    usual = None if is_rdma else 1
+    return Network(
+        name=name,
+        adapter_bits_per_s=int(found[2]) * 1e9,
+        num_adapters=int(found[3]) if found[3] else usual,
+        is_rdma=is_rdma,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +84,7 @@ class GpuModel:
     compute_capability: tuple[int, int] | None = None
     nvlink_bytes_per_s: int | None = None  # both directions together
     pcie: str | None = None  # "4.0 x16"
+    network: Network | None = None  # between machines: not the GPU's own, so no catalogue has it
     # Field name -> source of the figure, as tags that catalog.sources() spells out. If a field is
     # None because the hardware lacks it, the text begins with "none".
     sources: Mapping[str, str] = field(hash=False)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from oomph.records.notebook import html_of
 from oomph.records.prediction import Prediction, Verdict
 from oomph.records.script import ScriptChanges, Seen
 from oomph.records.stored import SCHEMA, to_jsonable
@@ -37,6 +38,7 @@ class PlanOptions:
     keeps: Keeps | None = None  # of the model's outputs; None: as the workload says
     lora_rank: int = LORA_RANK  # of adapters, if they are allowed
     lora_targets: LoraTargets = "all-linear"
+    time_limit_s: float | None = None  # of the search; None: until all is compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,12 @@ class Plan:
     def fits(self) -> Verdict:
         return self.prediction.fits
 
+    def __repr__(self) -> str:
+        return f"<Plan of {self.workload} on {self.gpu}: {self}>"
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
+
     def __str__(self) -> str:
         """Return one line with all four axes."""
         return self.in_one_line(f"{self.micro_batch} x {self.accumulate}")
@@ -150,6 +158,14 @@ class Shortfall:
     high_bytes: int | None = None
     step_s: float | None = None
     beyond_sharding: str | None = None  # why more GPUs with FSDP are no help, if that is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What a search had not compared when its time was over."""
+
+    limit_s: float
+    left_out: tuple[str, ...]  # combinations of tricks: "bf16, checkpointing blocks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +215,7 @@ class Plans:
     seen: Seen | None = None  # for a script: what it does
     changes: ScriptChanges | None = None  # for a script: what to change in it for the best plan
     timelines: tuple[Timeline, ...] = ()  # of each plan, if they are to be drawn
+    cut: Cut | None = None  # if the time limit ended the search
     offers: tuple[Offer, ...] = ()  # with tricks that were not allowed; the mildest change first
 
     @property
@@ -227,6 +244,15 @@ class Plans:
 
     def __iter__(self) -> Iterator[Plan]:
         return iter(self.plans)
+
+    def __repr__(self) -> str:
+        """Return one line: how many there are, and the recommended one."""
+        best = f", the best: {self.best}" if self.best else ": nothing that is allowed fits"
+        number = f"{len(self)} plan{'s' * (len(self) != 1)}"
+        return f"<Plans of {self.workload} on {self.gpu}: {number}{best}>"
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     def __str__(self) -> str:
         """Return the plans as a plain table; `oomph plan` draws them."""
@@ -262,6 +288,7 @@ def as_answer(plans: Plans) -> dict[str, Any]:
         "largest_micro_batch": plans.largest_micro_batch,
         "seen": to_jsonable(plans.seen),
         "offers": to_jsonable(plans.offers),
+        "cut": to_jsonable(plans.cut),
     }
 
 

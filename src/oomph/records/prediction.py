@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from oomph.records.notebook import html_of
 from oomph.records.script import Seen
 from oomph.records.trace import Category, Phase
 from oomph.records.workload import Variant
+from oomph.units import format_bytes, format_time
 
 Verdict = Literal["yes", "no", "uncertain"]
 # What the time is based on, the most accurate last.
@@ -66,3 +68,13 @@ class Prediction:
     # Extra memory if the loop keeps the model's outputs until the next step. 0 if there is none, or
     # if it is known what the loop keeps.
     outputs_bytes: int = 0
+
+    def __repr__(self) -> str:
+        """Return one line: whether it fits, the memory and the time."""
+        verdict = {"yes": "fits", "no": "does not fit", "uncertain": "may or may not fit"}
+        needs = f"{format_bytes(self.device_bytes)} of {format_bytes(self.capacity_bytes)}"
+        step = "" if self.step_s is None else f", {format_time(self.step_s)} a step"
+        return f"<Prediction for {self.gpu}: {verdict[self.fits]}, {needs}{step}>"
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)

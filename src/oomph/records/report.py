@@ -13,6 +13,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from oomph.records.notebook import html_of
 from oomph.records.run import BusySource, EventKind, Halt, PeakSource
 from oomph.units import format_duration
 
@@ -255,6 +256,9 @@ class Report:
         lasted = format_duration(self.lasted_s)
         head = f"<Report of {self.run}: {shlex.join(self.command)!r}, {lasted}, {self._end()}"
         return "\n".join([head, *findings]) + ">"
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     def _end(self) -> str:
         if not self.has_ended:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os  # not pathlib, whose import takes longer than the rest of the start
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from oomph.errors import UsageError
 from oomph.records.generation import DEFAULT_NUM_SMS
 from oomph.records.workload import Variant
 
@@ -21,6 +23,24 @@ class Script:
     module: str | None = None
     arguments: tuple[str, ...] = ()
     directory: str = "."
+    # Files that read otherwise than on the disk, with their text: how a patch is rehearsed.
+    edited: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        refuse_notebook(self.path or "")
+
+
+def refuse_notebook(path: str) -> None:
+    """Raise UsageError for a notebook, which is not a Python file."""
+    if not path.endswith(".ipynb"):
+        return
+    script = path.removesuffix(".ipynb")
+    raise UsageError(
+        f"{path:.200} is a notebook, not a Python script",
+        because="its code is in cells, which Python cannot run as a file",
+        attempt="in a cell: define an oomph.Workload and call oomph.plan(workload, gpu=...);"
+        f" or: jupyter nbconvert --to script {shlex.quote(path)}, then oomph plan {script}.py",
+    )
 
 
 def names_workload(place: str) -> bool:
@@ -106,6 +126,9 @@ class Seen:
     batch_doubt: str | None = None  # why the batch size is unknown or only guessed
     kept_bytes: int = 0  # outputs that the loop keeps until the next batch
     loaders_beside: tuple[Loader, ...] = ()  # other loaders read for each batch
+    # What the loss is divided by, last of all, before its first backward: N in `loss / N`.
+    loss_divisor: float = 1.0
+    expandable_segments: bool = False  # set in the environment, by the script or around it
 
     @property
     def is_batch_known(self) -> bool:
@@ -134,6 +157,26 @@ class Touched:
     unseen: str | None  # why there may be more; None: no known reason
 
 
+# Which part of a plan a change is for: several ways may be tried for one.
+Aspect = Literal["split", "precision", "checkpointing", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patched:
+    """A rehearsal of the script with its changes, beside what was planned."""
+
+    fits: Literal["yes", "no", "uncertain"] | None  # None: it could not be rehearsed
+    device_bytes: int | None
+    planned_bytes: int
+    differences: tuple[str, ...]  # of what it does to what was planned, a sentence each
+    error: str | None = None  # why it could not be rehearsed
+
+    @property
+    def is_as_planned(self) -> bool:
+        """Return whether it trains as planned and needs no more memory than planned."""
+        return self.device_bytes is not None and not self.differences
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptChanges:
     """What to change so that a script trains as planned."""
@@ -141,3 +184,16 @@ class ScriptChanges:
     diff: str  # of the user's files; "" if they need no change
     arguments: tuple[str, ...]  # all arguments for the script, changed or not
     by_hand: tuple[str, ...]  # changes to make by hand, a sentence each
+    left: tuple[Aspect, ...] = ()  # what of the plan an edit was tried for, in vain
+    edited: tuple[tuple[str, str], ...] = ()  # the changed files, whole, by absolute path
+    tried: tuple[str, ...] = ()  # arguments that were found by trying, and what they showed
+    patched: Patched | None = None  # if the changed script was rehearsed
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the diff and the arguments are all that the plan needs."""
+        return not self.by_hand
+
+    def changes_anything(self, arguments: tuple[str, ...]) -> bool:
+        """Return whether the script, or its arguments, become others than these."""
+        return bool(self.diff) or self.arguments != arguments

@@ -123,7 +123,7 @@ class Workload:
 class Variant:
     """One variant of training a workload: its tricks, and how the batch is split.
 
-    micro_batch x accumulation x num_gpus is the batch size.
+    micro_batch x accumulation x num_data_gpus is the batch size.
     """
 
     precision: Precision = "fp32"
@@ -142,6 +142,7 @@ class Variant:
     sharding: Sharding = "none"
     num_gpus: int = 1
     gpus_per_node: int = GPUS_PER_NODE  # on one machine; with one GPU it says nothing
+    tensor_parallel: int = 1  # GPUs that share each layer and the examples that it sees
     micro_batch: int
     accumulation: int = 1
     expandable_segments: bool = False  # PYTORCH_ALLOC_CONF=expandable_segments:True
@@ -152,7 +153,12 @@ class Variant:
 
     @property
     def batch_size(self) -> int:
-        return self.micro_batch * self.accumulation * self.num_gpus
+        return self.micro_batch * self.accumulation * self.num_data_gpus
+
+    @property
+    def num_data_gpus(self) -> int:
+        """Return how many parts a batch has; with tensor parallelism, several GPUs share one."""
+        return self.num_gpus // self.tensor_parallel
 
 
 # ---- tricks that a model allows ------------------------------------------------------------------
@@ -182,15 +188,21 @@ class Possible:
 # ---- sharding: number of GPUs <-> their grid -----------------------------------------------------
 # "ddp": every GPU holds everything, and gradients are averaged. "fsdp": parameters, gradients and
 # optimizer state are sharded among all GPUs. "hybrid": they are sharded within groups, and the
-# groups are replicas of each other.
+# groups are replicas of each other. With tensor parallelism, this is said of the GPUs that hold the
+# same part of each layer: 64 GPUs of which 8 share each layer are 8 times 8.
 
 
 def check_sharding(
-    sharding: str | None, num_gpus: int, gpus_per_node: int = GPUS_PER_NODE
+    sharding: str | None,
+    num_gpus: int,
+    gpus_per_node: int = GPUS_PER_NODE,
+    tensor_parallel: int = 1,
 ) -> Sharding:
     """Return the sharding; by default "ddp" on several GPUs. Raises UsageError."""
     if num_gpus < 1:
         raise UsageError(f"{num_gpus} GPUs are not possible", attempt="1 GPU or more")
+    if tensor_parallel != 1:
+        return _check_sharding_of_parts(sharding, num_gpus, gpus_per_node, tensor_parallel)
     if sharding is None:
         return "ddp" if num_gpus > 1 else "none"
     if sharding not in get_args(Sharding):
@@ -209,6 +221,54 @@ def check_sharding(
     if known == "hybrid":
         _shards_of_hybrid(num_gpus, gpus_per_node)
     return known
+
+
+def _check_sharding_of_parts(
+    sharding: str | None, num_gpus: int, gpus_per_node: int, tensor_parallel: int
+) -> Sharding:
+    """Return the sharding among GPUs with the same part of each layer; by default "fsdp"."""
+    if tensor_parallel < 1 or num_gpus % tensor_parallel:
+        raise UsageError(
+            f"{tensor_parallel} of {num_gpus} GPUs cannot share each layer",
+            because="equal groups of them do",
+            attempt=f"a number that divides {num_gpus}",
+        )
+    on_one_machine = min(gpus_per_node, num_gpus)
+    if on_one_machine % tensor_parallel:
+        raise UsageError(
+            f"{tensor_parallel} GPUs that share each layer have to be on one machine",
+            because=f"a machine has {on_one_machine}, and every layer waits for what they send",
+            attempt=f"a number that divides {on_one_machine}",
+        )
+    num_data_gpus = num_gpus // tensor_parallel
+    if num_data_gpus == 1:
+        if sharding in (None, "none"):
+            return "none"
+        raise UsageError(
+            f"sharding {sharding!r:.40} has nothing to divide",
+            because=f"all {num_gpus} GPUs share each layer, so each part exists once",
+            attempt="leaving it out, or more GPUs",
+        )
+    if sharding == "ddp":
+        raise UsageError(
+            "ddp and tensor parallelism do not go together",
+            because="torch's DDP does not take parameters that are divided",
+            attempt="fsdp, or hybrid",
+        )
+    return check_sharding(sharding or "fsdp", num_data_gpus, gpus_per_node // tensor_parallel)
+
+
+def check_grid(
+    sharding: str | None, num_gpus: int, gpus_per_node: int, tensor_parallel: int
+) -> dict[str, Any]:
+    """Return the fields of a variant that say which GPUs hold what. Raises UsageError."""
+    check_gpus_per_node(gpus_per_node)
+    return {
+        "num_gpus": num_gpus,
+        "sharding": check_sharding(sharding, num_gpus, gpus_per_node, tensor_parallel),
+        "gpus_per_node": gpus_per_node if num_gpus > 1 else GPUS_PER_NODE,
+        "tensor_parallel": tensor_parallel,
+    }
 
 
 def check_gpus_per_node(number: int) -> int:
@@ -234,13 +294,17 @@ def torchrun_on(variant: Variant) -> str:
 
 
 def grid_of(variant: Variant) -> tuple[int, int]:
-    """Return the number of replicas of the model, and the GPUs that each is sharded among."""
+    """Return the number of replicas of the model, and the GPUs that each is sharded among.
+
+    With tensor parallelism, of each part of the model.
+    """
+    num_gpus = variant.num_data_gpus
     if variant.sharding == "fsdp":
-        return 1, variant.num_gpus
+        return 1, num_gpus
     if variant.sharding == "hybrid":
-        shards = _shards_of_hybrid(variant.num_gpus, variant.gpus_per_node)
-        return variant.num_gpus // shards, shards
-    return variant.num_gpus, 1
+        shards = _shards_of_hybrid(num_gpus, variant.gpus_per_node // variant.tensor_parallel)
+        return num_gpus // shards, shards
+    return num_gpus, 1
 
 
 def divides_parameters(variant: Variant) -> bool:
@@ -257,9 +321,19 @@ def casts_parameters(variant: Variant) -> bool:
     return divides_parameters(variant) and variant.precision == "bf16"
 
 
+def divides_layers(variant: Variant) -> bool:
+    """Return whether several GPUs share each layer."""
+    return variant.tensor_parallel > 1
+
+
+def divides_model(variant: Variant) -> bool:
+    """Return whether a GPU holds a part of the parameters: shards of them, or parts of layers."""
+    return divides_parameters(variant) or divides_layers(variant)
+
+
 def num_groups(variant: Variant) -> int:
-    """Return how many process groups communicate: one for shards, one for replicas."""
-    return sum(size > 1 for size in grid_of(variant))
+    """Return how many process groups communicate: of shards, of replicas, of parts of layers."""
+    return sum(size > 1 for size in (*grid_of(variant), variant.tensor_parallel))
 
 
 def _shards_of_hybrid(num_gpus: int, gpus_per_node: int) -> int:

@@ -1,7 +1,9 @@
-"""Work that patches torch -> its result, from a forked child process that is thrown away.
+"""Work that patches torch -> its result, from a child process that is thrown away.
 
-A fork has the user's functions as they are, including what they close over, and torch if it is
-already imported. Whatever the child raises comes back as one error that names the user's own line.
+On Linux the child is a fork. It has the user's functions as they are, including what they close
+over, and torch if it is already imported. Elsewhere a fork may crash, or there is none: a new
+Python gets the work by pickle, which cannot hold what a notebook, a function or a lambda defines.
+Whatever the child raises comes back as one error that names the user's own line.
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ import select
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 
-from oomph.errors import OomphError, UserCodeError
+from oomph import progress
+from oomph.errors import NotOnThisSystem, OomphError, UserCodeError
 from oomph.rehearsing import fault
-from oomph.sandbox import linux
-from oomph.sandbox.conversation import LENGTH, write_frame
-from oomph.sandbox.inside import make_terminal
+from oomph.sandbox.conversation import LENGTH, read_frame, write_frame
 
 T = TypeVar("T")
 Outcome = tuple[bool, Any]  # whether it succeeded; what it returned, or the error it raised
@@ -32,8 +34,16 @@ _POLL_S = 0.2  # judgement: how often to check whether a silent child has ended
 _GRACE_S = 30  # judgement: added to the child's own limit, in case even its watchdog cannot run
 
 
+def forks() -> bool:
+    """Return whether a child can be a fork of this process."""
+    return sys.platform == "linux" and hasattr(os, "fork")
+
+
 def in_a_child(work: Callable[[], T]) -> T:
-    """Run `work` in a forked child. Raises what it raised, or UserCodeError."""
+    """Run `work` in a child. Raises what it raised, or UserCodeError."""
+    if not forks():
+        found: T = _in_a_new_python(work)
+        return found
     begin = partial(_die_with, os.getpid())
     attempt = "running the workload's functions by themselves"
     return _result_of(begin, lambda _: work(), math.inf, attempt)
@@ -59,16 +69,24 @@ def _result_of(
         os.close(reading)
         status = _end(child)
     if answer is None:
-        raise UserCodeError(
-            "the rehearsal ended without an answer",
-            because=f"its process ended with {status}",
-            attempt=attempt,
-        )
-    succeeded, result = pickle.loads(answer)  # noqa: S301 - our own child wrote it a moment ago
+        raise _without_an_answer(status, attempt)
+    found: T = _unpacked(pickle.loads(answer))  # noqa: S301 - our own child wrote it a moment ago
+    return found
+
+
+def _without_an_answer(status: int, attempt: str) -> UserCodeError:
+    return UserCodeError(
+        "the rehearsal ended without an answer",
+        because=f"its process ended with {status}",
+        attempt=attempt,
+    )
+
+
+def _unpacked(outcome: Outcome) -> Any:
+    succeeded, result = outcome
     if not succeeded:
         raise result
-    found: T = result
-    return found
+    return result
 
 
 def _forked(begin: Callable[[], None], work: Callable[[HandOver], Any]) -> tuple[int, int]:
@@ -76,7 +94,10 @@ def _forked(begin: Callable[[], None], work: Callable[[HandOver], Any]) -> tuple
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 warns about a fork in a process with threads. The child needs none of them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child == 0:
         try:
             os.close(reading)
@@ -105,6 +126,80 @@ def _hand_over(writing: int, own_pid: int, outcome: Outcome) -> NoReturn:
         os._exit(code)
 
 
+# ---- a new Python in place of a fork -------------------------------------------------------------
+
+_answering: list[bool] = []  # not empty in such a Python
+_NEW_PYTHON = "from oomph.rehearsing.child import _answer_once; _answer_once()"
+
+
+def _in_a_new_python(work: Callable[[], Any]) -> Any:
+    """Send `work` to a new Python, and return its result. Raises what it raised, or an OomphError.
+
+    multiprocessing would run the user's main program once more in the new process.
+    """
+    import subprocess
+
+    if _answering:
+        raise UserCodeError(
+            "importing the workload's file asks oomph again",
+            because="a child imports the file to have its functions, and would do so without end",
+            attempt='what asks below `if __name__ == "__main__":`',
+        )
+    try:
+        packed = pickle.dumps(work, protocol=pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise _cannot_be_sent(str(error)) from None
+    started = [sys.executable, "-c", _NEW_PYTHON]
+    with subprocess.Popen(started, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        requests, answers = cast(BinaryIO, child.stdin), cast(BinaryIO, child.stdout)
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                write_frame(requests, pickle.dumps(sys.path))
+                write_frame(requests, packed)
+            while (frame := read_frame(answers)) is not None:
+                kind, *said = pickle.loads(frame)  # noqa: S301 - our own child wrote it
+                if kind == "ends":
+                    return _unpacked((said[0], said[1]))
+                if kind == "says":
+                    progress.tell(said[0])
+                else:
+                    progress.tell_detail(said[0])
+        finally:
+            child.kill()
+    status = child.wait()
+    raise _without_an_answer(status, "running the workload's functions by themselves")
+
+
+def _answer_once() -> None:
+    """Run the work that comes from standard input, and write its outcome to standard output."""
+    _answering.append(True)
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # keep the user's prints out of the answer
+    sys.stdout = sys.stderr
+    path, packed = read_frame(requests), read_frame(requests)
+    if path is None or packed is None:
+        return  # the parent has ended
+    sys.path[:] = pickle.loads(path)  # noqa: S301 - our own parent wrote it
+    progress.Relay(lambda kind, text: write_frame(answers, pickle.dumps((kind, text))))
+    try:
+        work = pickle.loads(packed)  # noqa: S301 - our own parent wrote it
+    except OomphError as error:
+        outcome: Outcome = False, error
+    except (AttributeError, ImportError) as error:  # defined in the parent's main program
+        outcome = False, _cannot_be_sent(str(error))
+    else:
+        outcome = _outcome_of(work)
+    write_frame(answers, pickle.dumps(("ends", *outcome)))
+
+
+def _cannot_be_sent(why: str) -> NotOnThisSystem:
+    return NotOnThisSystem(
+        "a workload that is not in a file",
+        because=f"its functions cannot be sent to a new process, and only Linux can fork ({why})",
+        attempt="a workload in a file, by its name: oomph.plan('train.py:workload', ...)",
+    )
+
+
 # ---- how a child starts ------------------------------------------------------------------------
 
 
@@ -114,6 +209,8 @@ def _die_with(parent: int) -> None:
     The kernel watches the thread that forked, which is the one waiting in `in_a_child`. Other
     systems than Linux have no such call; there the child runs until it has its answer.
     """
+    from oomph.sandbox import linux  # imports what Linux alone has
+
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # if the kernel refuses, behave as on other systems
             linux.die_with_parent()
@@ -122,6 +219,9 @@ def _die_with(parent: int) -> None:
 
 
 def _lead_a_group() -> None:
+    from oomph.sandbox import linux
+    from oomph.sandbox.inside import make_terminal
+
     os.setpgid(0, 0)
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
@@ -184,7 +284,11 @@ def _outcome_of(work: Callable[[], Any]) -> Outcome:
     except OomphError as error:
         return False, error
     except SystemExit as error:
-        return False, UserCodeError("the workload ended the program", because=f"exit({error.code})")
+        return False, UserCodeError(
+            "the workload's file ended the program",
+            because=f"exit({error.code}), while it was imported or rehearsed",
+            attempt='what only a program does below `if __name__ == "__main__":`',
+        )
     except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the answer
         return False, explained(error)
 
@@ -192,6 +296,11 @@ def _outcome_of(work: Callable[[], Any]) -> Outcome:
 def explained(error: BaseException) -> OomphError:
     """Return an error in the workload with the user's own line, or one that names oomph's limit."""
     attempt = "running its functions by themselves, on the CPU"
-    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+    if isinstance(error, SyntaxError):
+        attempt = f"mending line {error.lineno}: Python cannot read the file"
+    elif isinstance(error, ModuleNotFoundError) and error.name == "torch":
         attempt = "pip install torch, in the build for your driver"
+    elif isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        attempt = f"pip install {package}, beside oomph; or its directory in PYTHONPATH"
     return fault.explained(error, "workload", attempt)

@@ -101,7 +101,7 @@ def is_name(place: str) -> bool:
 def workload_file(place: str, *, seq_len: int | None = None, batch_size: int | None = None) -> str:
     """Write the workload of "hf:NAME" and return where it is, as FILE:NAME. Raises UsageError."""
     named = find(place.removeprefix(PREFIX))
-    length = _length(named, seq_len)
+    length = length_of(named, seq_len)
     size = _USUAL_BATCH if batch_size is None else batch_size
     text = source(named, length, size)
     label = re.sub(r"[^A-Za-z0-9]+", "_", named.name.rpartition("/")[2]).strip("_")
@@ -138,7 +138,8 @@ def _as_python(config: Mapping[str, Any]) -> str:
     return "\n".join(["{", *lines, "}"])
 
 
-def _length(named: Named, seq_len: int | None) -> int | None:
+def length_of(named: Named, seq_len: int | None) -> int | None:
+    """Return the tokens of a sequence; None for a model of images. Raises UsageError."""
     most = named.most_positions
     if named.task == "images":
         if seq_len is not None:
@@ -169,6 +170,12 @@ def find(name: str) -> Named:
     if short:
         return bundled[short[0]]
     path = Path(name)
+    if not name:
+        raise UsageError(
+            f"no model is named after {PREFIX}",
+            because=f"oomph knows {len(bundled)} models, and any config.json",
+            attempt=f"{PREFIX}gpt2, or {PREFIX}DIRECTORY of a model",
+        )
     if path.is_dir() or path.suffix == ".json":
         return _from_file(path / "config.json" if path.is_dir() else path)
     import difflib

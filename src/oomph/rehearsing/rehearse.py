@@ -10,9 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import gc
-import sys
 import threading
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -24,6 +22,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from oomph import progress
 from oomph.errors import UsageError
 from oomph.pretending import autocast, branches, cuda, ranks, streams, tensors
 from oomph.pretending.ranks import Buckets
@@ -32,6 +31,7 @@ from oomph.records.workload import (
     Variant,
     Workload,
     casts_parameters,
+    divides_model,
     divides_parameters,
     holds_parameters_on_host,
 )
@@ -46,7 +46,7 @@ from oomph.tricks.trick import contradiction_in
 
 _LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _NUM_STEPS = 2
-TELLS_EVERY_S = 15.0  # judgement: often enough to show that it is still running
+TELLS_EVERY_S = 2.0  # judgement: often enough to show that it is still running
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -118,10 +118,9 @@ def rehearse(
     cuda.Gpu.on_emptied = staticmethod(recorder.empty_cache)
     tensors.Disguise.real, tensors.Disguise.give = recorder.real, recorder.shadows.give
     streams.Now.begin(partial(ranks.note_wait, recorder))
-    divides = divides_parameters(variant)
     is_on_host = holds_parameters_on_host(variant)
     world: AbstractContextManager[None] = contextlib.nullcontext()
-    if divides:
+    if divides_model(variant):
         world = ranks.one_of(variant.num_gpus, recorder, is_on_host=is_on_host)
     rehearsal = _Rehearsal(workload, variant, recorder, is_step_alone)
     try:
@@ -137,19 +136,17 @@ def rehearse(
 
 @contextlib.contextmanager
 def _progress_shown(recorder: Recorder) -> Iterator[None]:
-    """Show on a terminal how far a long rehearsal is; models with loops over time can be slow."""
-    if not sys.stderr.isatty():
+    """Tell how far a long rehearsal is; models with loops over time can be slow."""
+    if not progress.is_shown():
         yield
         return
-    is_over, start = threading.Event(), time.monotonic()
+    is_over = threading.Event()
 
-    def show() -> None:
+    def tell() -> None:
         while not is_over.wait(TELLS_EVERY_S):
-            passed_s = time.monotonic() - start
-            so_far = f"{len(recorder.sizes):,} allocations so far, in {recorder.phase}"
-            print(f"oomph: after {passed_s:.0f} s of rehearsing: {so_far}", file=sys.stderr)
+            progress.tell_detail(f"{len(recorder.sizes):,} allocations, in {recorder.phase}")
 
-    thread = threading.Thread(target=show, daemon=True)
+    thread = threading.Thread(target=tell, daemon=True)
     thread.start()
     try:
         yield
@@ -235,7 +232,7 @@ class _Rehearsal:
             self.model = put_on_model(self.model, alone)
             return
         self.model = put_on_model(self.model, self.variant)
-        if divides_parameters(self.variant):
+        if divides_model(self.variant):
             # A large model that is sharded is built on the host or on `meta`: no GPU ever holds all
             # of it.
             self.recorder.begin_with_the_living()

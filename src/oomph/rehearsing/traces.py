@@ -6,10 +6,12 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from oomph.errors import OomphError, UsageError
+from oomph.records.script import refuse_notebook
 from oomph.records.trace import Trace
 from oomph.records.workload import Keeps, Possible, Variant, Workload
 from oomph.rehearsing.child import explained, in_a_child
@@ -59,22 +61,24 @@ def trace(
     If memory is not linear in the micro-batch, rehearse at exactly the requested one.
     """
 
-    def ask(rehearser: Rehearser) -> Traced:
-        variant = variant_for_batch(rehearser.batch_size, request)
-        # The size decides what is worth offloading, so memory is not linear in the micro-batch.
-        is_line = is_linear and variant.micro_batch >= LINE[0] and not variant.offload_activations
-        sizes = dict.fromkeys((*(LINE if is_line else ()), variant.micro_batch))
-        traces = tuple(rehearser.trace(replace(variant, micro_batch=size)) for size in sizes)
-        return Traced(
-            variant=variant, traces=traces, files=rehearser.files, batch_size=rehearser.batch_size
-        )
-
+    ask = partial(_traced, request=request, is_linear=is_linear)
     return with_rehearser(workload, capability, ask, keeps=request.keeps)
+
+
+def _traced(rehearser: Rehearser, *, request: Request, is_linear: bool) -> Traced:
+    variant = variant_for_batch(rehearser.batch_size, request)
+    # The size decides what is worth offloading, so memory is not linear in the micro-batch.
+    is_line = is_linear and variant.micro_batch >= LINE[0] and not variant.offload_activations
+    sizes = dict.fromkeys((*(LINE if is_line else ()), variant.micro_batch))
+    traces = tuple(rehearser.trace(replace(variant, micro_batch=size)) for size in sizes)
+    return Traced(
+        variant=variant, traces=traces, files=rehearser.files, batch_size=rehearser.batch_size
+    )
 
 
 def variant_for_batch(batch_size: int, request: Request) -> Variant:
     """Split the batch into micro-batch x accumulation steps x GPUs. Raises UsageError."""
-    num_gpus = request.tricks.num_gpus
+    num_gpus = request.tricks.num_data_gpus
     micro_batch = request.micro_batch or max(batch_size // num_gpus, 1)
     at_a_time = micro_batch * num_gpus
     if batch_size < 1 or batch_size % at_a_time:
@@ -108,15 +112,36 @@ def split(place: str) -> tuple[Path, str]:
     """Return the file and the name in it. Raises UsageError if `place` is not of that form."""
     file, colon, name = place.rpartition(":")
     path = Path(file)
+    refuse_notebook(file)
     if not colon or not name.isidentifier():
         raise UsageError(
             f"{place!r:.200} does not say where the workload is",
             because="a workload is named by its file and its name in that file",
             attempt="train.py:workload",
         )
-    if not path.is_file():
-        raise UsageError(f"there is no file {file!r:.200}", attempt="the path of your script")
+    check_script(path, file)
     return path, name
+
+
+def check_script(path: Path, called: str) -> None:
+    """Raise UsageError for a file that is not there, with the name that was probably meant."""
+    if path.is_file():
+        return
+    import difflib
+
+    here = path.parent
+    names = sorted(one.name for one in here.glob("*.py")) if here.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    because = f"the scripts in {here} are {', '.join(names[:6])}" if names else None
+    if path.is_dir():
+        because = "it is a directory"
+    elif not here.is_dir():
+        because = f"there is no directory {here}"
+    raise UsageError(
+        f"there is no file {called!r:.200}",
+        because=because or f"there is no script in {here.resolve()}",
+        attempt=str(Path(called).with_name(near[0])) if near else "the path of your script",
+    )
 
 
 def load(path: Path, name: str) -> Workload:
@@ -233,13 +258,19 @@ def with_rehearser(
     keeps: Keeps | None = None,
 ) -> T:
     """Call `ask` with a rehearser of the workload in a child, and return its result."""
+    return in_a_child(partial(_ask, workload, capability, ask, keeps))
 
-    def work() -> T:
-        before = set(sys.modules)
-        made = workload if isinstance(workload, Workload) else load(*workload)
-        made = replace(made, keeps=keeps or made.keeps)
-        from oomph.rehearsing.self_test import prepare_and_test
 
-        return ask(Rehearser(made, capability, prepare_and_test(capability), before))
+def _ask(
+    workload: Workload | tuple[Path, str],
+    capability: tuple[int, int],
+    ask: Callable[[Rehearser], T],
+    keeps: Keeps | None,
+) -> T:
+    """Load the workload, prepare this process, and ask. Runs in the child."""
+    before = set(sys.modules)
+    made = workload if isinstance(workload, Workload) else load(*workload)
+    made = replace(made, keeps=keeps or made.keeps)
+    from oomph.rehearsing.self_test import prepare_and_test
 
-    return in_a_child(work)
+    return ask(Rehearser(made, capability, prepare_and_test(capability), before))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import os
-import pwd
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -219,8 +218,10 @@ def carries(pid: int, token: str) -> bool:
 def user_name(uid: int) -> str | None:
     """Return None for a user of another machine or of a container."""
     try:
+        import pwd  # not on every system
+
         return pwd.getpwuid(uid).pw_name
-    except KeyError:
+    except (ImportError, KeyError):
         return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from oomph.errors import UsageError
+from oomph.errors import UsageError, without_attempt
 from oomph.predicting.overhead import NOTHING, Interval, context, cudnn, exactly, usable_bytes
 from oomph.predicting.prediction import Card
 from oomph.predicting.reductions import NONE, Multiprocessors
@@ -15,7 +15,7 @@ from oomph.records.generation import (
     DEFAULT_NUM_SMS,
     generation_of,
 )
-from oomph.records.gpu_model import Calibration, GpuModel
+from oomph.records.gpu_model import Calibration, GpuModel, network_of
 from oomph.records.machine import Device, Machine
 from oomph.records.prediction import StepFrom
 from oomph.sensing.calibration import calibration_of, with_rates
@@ -49,6 +49,10 @@ class Target:
     @property
     def multiprocessors(self) -> Multiprocessors:
         return multiprocessors_of(self.model)
+
+    def joined_by(self, link: str | None) -> Target:
+        """Return the GPU in machines that this network joins. Raises UsageError."""
+        return replace(self, model=replace(self.model, network=network_of(link)))
 
     def with_torch(self, torch_version: str) -> Ready:
         """Add the figures for one torch version, including those `oomph calibrate` measured."""
@@ -200,7 +204,7 @@ def _gpu_here() -> Target:
     if device is None:
         raise UsageError(
             "no GPU is named",
-            because=machine.problem or "this machine shows none",
+            because=without_attempt(machine.problem or "this machine shows none"),
             attempt="--gpu v100-16gb, or --gpu-memory 12GiB",
         )
     return target_of(device)

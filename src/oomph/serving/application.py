@@ -5,7 +5,9 @@ No part of an address ever reaches the file system.
 /                   the page                 /api/live        the machine, second by second
 /dashboard.js ...   the page's files         /api/machine     the machine now
 /api/runs           recorded runs            /api/runs/ID     the report on one of them
+/api/figures        their peaks and activity
 /api/plans          served plans             /api/plans/NAME  one of them
+/api/fit            "Will it fit?"           /api/fit/choices what may be asked there
 /metrics            for Prometheus
 """
 
@@ -31,10 +33,13 @@ from oomph.monitoring.command import runs
 from oomph.monitoring.diary import directory_of, newest_first, this_host, this_user
 from oomph.monitoring.diary_reader import read_run, summarise
 from oomph.records.machine import Past, Sighting
+from oomph.records.run import RunSummary
 from oomph.records.stored import to_jsonable
 from oomph.sensing.live import Jobs
 from oomph.serving.feed import Feed, Hub, encoded, event
-from oomph.serving.guarding import Door, Guard
+from oomph.serving.guarding import Door, Guard, is_of_our_page
+from oomph.serving.questions import Questions
+from oomph.serving.searches import MOST_WAITING, Searches
 from oomph.showing.html_page import read_parts
 from oomph.showing.plan import plan_files, read_plan_file, summary_of
 from oomph.showing.report import report_data
@@ -55,6 +60,7 @@ class Content:
     def __init__(
         self,
         plans: str | Path | None = None,
+        workloads: str | Path | None = None,
         *,
         shows_commands: bool = False,  # also other users'
         per_process: bool = False,  # also in the metrics
@@ -64,8 +70,10 @@ class Content:
             raise UsageError(
                 f"{self._plans} is not a directory", attempt="--plans with one that exists"
             )
+        self.questions = Questions(workloads)
         self._shows_commands, self._per_process = shows_commands, per_process
         self._jobs = Jobs()
+        self._figures = Figures()
         self.files = read_parts("dashboard", ("html", "js", "css", "svg"))  # by name
 
     def frame(self, sighting: Sighting) -> Data:
@@ -84,6 +92,10 @@ class Content:
         listed = [{**to_jsonable(run), "path": None, "how": how_it_went(run)} for run in found]
         num_runs = len(found) if len(found) < MAX_RUNS else sum(1 for _ in newest_first())
         return {"runs": listed, "num_runs": num_runs}
+
+    def figures(self) -> Data:
+        """Return the figures of the listed runs; `num_left` are to be asked for again."""
+        return self._figures.of(runs(last=MAX_RUNS))
 
     def run(self, name: str) -> Data | None:
         """Return the report on a run. It must be a listed run: the name is not used as a path."""
@@ -111,6 +123,48 @@ def _plan_line(path: Path) -> Data | None:
         return summary_of(path, read_plan_file(path))
     except OomphError:  # not a plan: the directory may hold any files
         return None
+
+
+# ---- peak memory and activity of runs: reports are read for them, once each ----------------------
+
+_FIGURES_S = 1.0  # of reading for one request; judgement: the page asks again for the rest
+_SO_FAR_S = 30.0  # how old the figures of a run under way may be
+
+
+class Figures:
+    """The figures that runs are sorted by. One request at a time, as `Cache` has it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], Data] = {}  # by run, and by how far it was
+
+    def of(self, listed: Sequence[RunSummary]) -> Data:
+        """Return what is known by run, with as many more as a second allows, the newest first."""
+        until_s = time.monotonic() + _FIGURES_S
+        keys = {run.id: (run.id, int(run.duration_s // _SO_FAR_S)) for run in listed}
+        self._known = {key: self._known[key] for key in keys.values() if key in self._known}
+        missing = [run for run in listed if keys[run.id] not in self._known]
+        for run in sorted(missing, key=lambda run: run.started_at, reverse=True):
+            if time.monotonic() > until_s:
+                break
+            self._known[keys[run.id]] = _figures_in(Path(run.path))
+        by_run = {run: figures for (run, _), figures in self._known.items()}
+        return {"figures": by_run, "num_left": len(keys) - len(by_run)}
+
+
+def _figures_in(directory: Path) -> Data:
+    """Return the fullest GPU's peak, and the mean of all its GPUs' activity; null if unknown."""
+    try:
+        report = diagnose(read_run(directory))
+    except (OomphError, OSError):  # damaged or deleted: its own page says why
+        return {"peak_bytes": None, "total_bytes": None, "busy_ratio": None}
+    memories = [gpu.memory for gpu in report.gpus if gpu.memory.peak_bytes is not None]
+    fullest = max(memories, key=lambda memory: memory.peak_bytes or 0, default=None)
+    spans = [gpu.busy.working or gpu.busy.whole for gpu in report.gpus if gpu.busy is not None]
+    return {
+        "peak_bytes": fullest and fullest.peak_bytes,
+        "total_bytes": fullest and fullest.total_bytes,
+        "busy_ratio": sum(one.mean for one in spans) / len(spans) if spans else None,
+    }
 
 
 # ---- costly answers: computed once for simultaneous requests, and cached for a moment ----
@@ -153,6 +207,7 @@ _MOST_CACHED = 8  # a report with its series has about a megabyte
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 Endpoint = Callable[[Request], Awaitable[Response]]
 _STREAM = "text/event-stream"
+_LINES = "application/x-ndjson"
 _STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # nginx would buffer
 _KINDS = {
     "html": "text/html; charset=utf-8",
@@ -172,6 +227,7 @@ class Dashboard:
         self._lists: Cache[bytes | None] = Cache(_LIST_FRESH_S, _MOST_CACHED)
         self._greeting: tuple[int, bytes] = (-1, b"")
         self.hub = Hub(self._greet, most_viewers)
+        self._searches = Searches()
         guard = Middleware(Guard, door=door)
         self.application = Starlette(routes=self._routes(), middleware=[guard])
 
@@ -180,6 +236,11 @@ class Dashboard:
         sighting = self._feed.look()
         if self.hub.num_viewers:
             self.hub.publish(event("now", self._content.frame(sighting)))
+
+    def close(self) -> None:
+        """End all streams and searches."""
+        self.hub.close()
+        self._searches.close()
 
     def _greet(self) -> bytes:
         """Return history and present, encoded once for all who connect in the same second."""
@@ -197,9 +258,12 @@ class Dashboard:
             Route("/api/live", self._live),
             Route("/api/machine", self._machine),
             Route("/api/runs", self._listed(self._content.runs)),
+            Route("/api/figures", self._listed(self._content.figures)),
             Route("/api/runs/{name}", self._named(self._content.run)),
             Route("/api/plans", self._listed(self._content.plans)),
             Route("/api/plans/{name}", self._named(self._content.plan)),
+            Route("/api/fit", self._fit, methods=["GET"]),
+            Route("/api/fit/choices", self._listed(self._choices)),
         ]
 
     def _file(self, name: str) -> Endpoint:
@@ -223,6 +287,26 @@ class Dashboard:
     async def _metrics(self, _: Request) -> Response:
         body = self._content.metrics(self._feed.newest, self.hub.num_viewers)
         return Response(body, media_type=_EXPOSITION)
+
+    def _choices(self) -> Data:
+        return self._content.questions.choices(self._feed.newest)
+
+    async def _fit(self, request: Request) -> Response:
+        """Search plans, for as long as somebody reads the lines."""
+        if request.method == "HEAD" or not is_of_our_page(request.scope):
+            return _json(
+                encoded({"error": "this is asked by the page, with a header of its own"}), 403
+            )
+        asked = dict(request.query_params)
+        try:
+            question = await run_in_threadpool(self._content.questions.question, asked)
+        except OomphError as error:
+            return _json(encoded({"error": error.in_one_line()}), 400)
+        if self._searches.is_full:
+            busy = f"busy: {MOST_WAITING} others are waiting for an answer; try again in a minute"
+            return _json(encoded({"error": busy}), 503)
+        lines = self._searches.lines(question)
+        return StreamingResponse(lines, headers=_STREAM_HEADERS, media_type=_LINES)
 
     def _listed(self, make: Callable[[], Data]) -> Endpoint:
         async def answer(_: Request) -> Response:

@@ -36,14 +36,15 @@ def serve(
     port: int = 8765,
     token: bool = False,
     plans: Path | str | None = None,
+    workloads: Path | str | None = None,
     per_process: bool = False,
     tell: Callable[[Served], object],
 ) -> None:
     """Serve until SIGINT or SIGTERM; `tell` is called once with the address. Raises OomphError.
 
     `token` requires a token on this machine too; for any other machine it is always required. The
-    token comes from OOMPH_TOKEN or is generated. `plans` is a directory. Call it from the main
-    thread.
+    token comes from OOMPH_TOKEN or is generated. `plans` and `workloads` are directories. Call it
+    from the main thread.
     """
     _check_extra()
     from oomph.serving.application import Content, Dashboard
@@ -57,7 +58,8 @@ def serve(
         is_here = is_local(listening)
         needs_token = token or not is_here
         secret = given or (secrets.token_urlsafe(_TOKEN_BYTES) if needs_token else None)
-        content = Content(plans, shows_commands=bool(secret), per_process=per_process)
+        shows = bool(secret)
+        content = Content(plans, workloads, shows_commands=shows, per_process=per_process)
         made_up = None if given else secret
         served = Served(url=_url(listening, host, made_up), is_local=is_here, token=made_up)
         door = Door(host=host, is_local=is_here, token=secret)

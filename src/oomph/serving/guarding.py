@@ -75,6 +75,7 @@ _MONTH_S = 30 * 24 * 3600
 # For scrapers, and without command lines: anybody on this machine may read it, just as they may
 # ask NVML.
 _OF_THE_MACHINE = ("/metrics",)
+_OWN_HEADER = "x-oomph"
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -146,6 +147,15 @@ def _is_of_another_page(scope: Scope) -> bool:
     headers = Headers(scope=scope)
     is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
     return is_foreign and headers.get("sec-fetch-mode") != "navigate"
+
+
+def is_of_our_page(scope: Scope) -> bool:
+    """Return whether a request has the header that only our page, or a program, adds.
+
+    A page of another site cannot add it without asking first, and OPTIONS is refused. A link cannot
+    add it either, so none starts a search.
+    """
+    return Headers(scope=scope).get(_OWN_HEADER) is not None
 
 
 def _is_this_user(scope: Scope) -> bool:

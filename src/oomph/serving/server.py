@@ -149,7 +149,7 @@ async def _serve(
     server = _Server(
         _config(dashboard.application),
         on_ready,
-        lambda: loop.call_soon_threadsafe(dashboard.hub.close),
+        lambda: loop.call_soon_threadsafe(dashboard.close),
     )
     ticking = asyncio.create_task(_tick(dashboard))
     ticking.add_done_callback(lambda _: server.end())  # it ends only by a fault

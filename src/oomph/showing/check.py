@@ -12,7 +12,7 @@ from oomph.records.check import (
     Finding,
     PrecisionCheck,
 )
-from oomph.showing.terminal import new_console, print_prose
+from oomph.showing.terminal import new_console, print_command, print_prose
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,8 +26,8 @@ _STYLES = {
 _INDENT = 2
 
 
-def print_checks(checks: Checks) -> None:
-    """Print all checks."""
+def print_checks(checks: Checks, *, then: str | None = None) -> None:
+    """Print all checks; `then` is next."""
     console = new_console()
     for name, check in checks:
         print_prose(console, f"{name} {check.verdict}: {check.conclusion}", _STYLES[check.verdict])
@@ -39,6 +39,8 @@ def print_checks(checks: Checks) -> None:
         if check.verdict != "skipped":
             print_prose(console, _confidence(check), "dim", indent=_INDENT)
     print_prose(console, f"with {checks.num_examples} examples, on the CPU", "dim")
+    if then is not None:
+        print_command(console, then)
 
 
 def _print_finding(console: Console, finding: Finding) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oomph.records.report import Change, Comparison
-from oomph.showing.terminal import Column, new_console, print_prose, print_table
+from oomph.showing.terminal import Column, new_console, print_command, print_prose, print_table
 from oomph.units import format_bytes, format_rate, format_ratio, format_time
 
 _VERDICTS = {True: ("better", "green"), False: ("worse", "red"), None: ("", "")}
@@ -29,6 +29,7 @@ def print_comparison(found: Comparison) -> None:
         print_prose(console, f"gone: {one.sentence} [{one.confidence}]")
     for one in found.new:
         print_prose(console, f"new: {one.sentence} [{one.confidence}]", "bold")
+    print_command(console, f"oomph report {found.after}  # what to change next")
 
 
 def _value(change: Change, value: float | None) -> str:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from oomph.errors import OomphError
-from oomph.store import check_writable, write_whole
+from oomph.store import check_writable
 
 PAGES = Path(__file__).with_name("page")
 _DATA = '"the data of this page"'  # a JSON string, replaced by the data
+_FRAME_HEIGHT = "42em"  # of a page in a notebook; judgement: the answer and the table below it
 _WORDS = "the words of this page"  # replaced by the text shown without JavaScript
 # A browser ends a script at "</" and interprets "<!--" inside it, regardless of JSON.
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
@@ -29,15 +30,20 @@ def check_page(name: str, path: Path | str) -> None:
     check_writable(path)
 
 
-def write_page(
-    name: str, data: Mapping[str, Any], path: Path | str, *, words: str | None = None
-) -> None:
-    """Write the page, completely or not at all; `words` is its text without JavaScript."""
+def filled_page(name: str, data: Mapping[str, Any], *, words: str | None = None) -> str:
+    """Return the page with its data; `words` is its text without JavaScript."""
     page = _built(name)
     if words is not None:  # first: once escaped, the words cannot contain the data's placeholder
         page = _put(page, _WORDS, _as_text(words), name)
-    page = _put(page, _DATA, _as_script(data), name)
-    write_whole(path, page)
+    return _put(page, _DATA, _as_script(data), name)
+
+
+def inline(page: str) -> str:
+    """Return a page as an element of a notebook, in a frame that sees nothing of the notebook."""
+    # JSON is full of double quotes: between single ones they stay as short as they are.
+    written = page.replace("&", "&amp;").replace("'", "&#39;")
+    style = f"width: 100%; height: {_FRAME_HEIGHT}; border: 0; resize: vertical"
+    return f"<iframe srcdoc='{written}' sandbox='allow-scripts' style='{style}'></iframe>"
 
 
 def read_parts(name: str, endings: Sequence[str]) -> dict[str, bytes]:

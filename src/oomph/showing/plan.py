@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oomph.errors import Unreadable
-from oomph.records.plan import Offer, Plan, Plans, Rejected, Shortfall, Timeline
+from oomph.records.plan import Cut, Offer, Plan, Plans, Rejected, Shortfall, Timeline
 from oomph.records.stored import (
     LARGEST_FILE_BYTES,
     SCHEMA,
@@ -21,7 +22,7 @@ from oomph.records.stored import (
     no_record,
     to_jsonable,
 )
-from oomph.showing.html_page import write_page
+from oomph.showing.html_page import filled_page
 from oomph.showing.predict import FITS, named_tricks
 from oomph.showing.terminal import (
     GAP,
@@ -37,8 +38,9 @@ from oomph.showing.terminal import (
     print_table,
     with_wrapped,
 )
+from oomph.store import write_whole
 from oomph.tricks.trick import tricks_on
-from oomph.units import format_bytes, format_ratio
+from oomph.units import format_bytes, format_duration, format_ratio, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +56,7 @@ _STABILITY = {
 _BAR_WIDTH = 14
 _KEEP_BAR = 3  # the bar goes first
 _LEAST_FOR_TRICKS = 20  # characters; judgement: with fewer, a table is mostly line ends
+_MOST_LEFT_OUT = 4  # combinations named, of those that a time limit cut; judgement
 _IN_WORDS = {
     "same": "exactly the same update",
     "rounding": "the same up to rounding",
@@ -82,6 +85,8 @@ def print_plans(plans: Plans, *, explains: bool = False, then: Sequence[str] = (
         from oomph.showing.script import print_seen
 
         print_seen(console, plans.seen)
+    if plans.cut is not None:
+        print_prose(console, _cut_in_words(plans.cut), "yellow")
     for command in then:
         print_command(console, command)
 
@@ -153,7 +158,8 @@ def _of(taken_bytes: int, capacity_bytes: int) -> str:
 
 
 def _names(plan: Plan) -> list[str]:
-    return named_tricks((trick.name for trick in plan.tricks), plan.variant)
+    num_blocks = len(plan.block_names)
+    return named_tricks((trick.name for trick in plan.tricks), plan.variant, num_blocks)
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -165,7 +171,7 @@ def _print_table(console: Console, plans: Plans) -> None:
     is_known, glyphs = _is_batch_known(plans), glyphs_for(console.encoding)
     predictions = [plan.prediction for plan in shown]
     hosts = [format_bytes(one.host_bytes) if one.host_bytes else "" for one in predictions]
-    steps = ["" if one.step_s is None else f"{one.step_s:.3g} s" for one in predictions]
+    steps = ["" if one.step_s is None else format_time(one.step_s) for one in predictions]
     tricks = [", ".join(_names(plan)) or "as it is" for plan in shown]
     columns = [
         Column("", ["->" if p.recommended else "" for p in shown], keep=9),
@@ -242,7 +248,7 @@ def _print_all_gpus(console: Console, plans: Plans) -> None:
     if ratio is None or step_s is None:
         gain = "a step's time is unknown"
     else:
-        gain = f"a step takes {step_s:.3g} s, {1 / ratio:.1f} x as fast as on {best.gpus}"
+        gain = f"a step takes {format_time(step_s)}, {1 / ratio:.1f} x as fast as on {best.gpus}"
     words = ", ".join(_names(found)) or "as it is"
     print_prose(console, f"With {most} GPUs ({words}): {gain}.")
 
@@ -285,6 +291,21 @@ def _print_compared(console: Console, plans: Plans, *, explains: bool) -> None:
     print_prose(console, f"Compared {plans.num_candidates} variants{without}.", "dim")
 
 
+def _cut_in_words(cut: Cut) -> str:
+    """Return what the time limit left out.
+
+    >>> print(_cut_in_words(Cut(limit_s=60, left_out=("bf16",))).partition(". ")[0])
+    The search was cut after 1 min; 1 combination is not compared: bf16
+    """
+    num, named = len(cut.left_out), "; ".join(cut.left_out[:_MOST_LEFT_OUT])
+    more = "" if num <= _MOST_LEFT_OUT else f"; and {num - _MOST_LEFT_OUT} more"
+    are = "combination is" if num == 1 else "combinations are"
+    return (
+        f"The search was cut after {format_duration(cut.limit_s)}; {num} {are} not compared:"
+        f" {named}{more}. A higher --time-limit goes on with them."
+    )
+
+
 def _print_shortfall(console: Console, plans: Plans) -> None:
     """Say how near the nearest plan comes, and what would be enough for it."""
     short: Shortfall | None = plans.shortfall
@@ -295,7 +316,8 @@ def _print_shortfall(console: Console, plans: Plans) -> None:
     else:
         words = _set_by(short.variant, _names_in(short.variant), _is_batch_known(plans))
         taken = _of(short.device_bytes, plans.capacity_bytes)
-        said = f"Nothing is certain to fit. Closest: {words}: {taken}."
+        nothing = "Nothing is" if plans.cut is None else "Nothing that was compared is"
+        said = f"{nothing} certain to fit. Closest: {words}: {taken}."
         print_prose(console, said, "bold red")
     missing = format_bytes(short.missing_bytes)
     share = format_ratio(short.missing_bytes / max(plans.capacity_bytes, 1))
@@ -329,7 +351,7 @@ def _print_offers(console: Console, plans: Plans) -> None:
 def _given_by(offer: Offer, plans: Plans) -> str:
     figures = [_of(offer.device_bytes, plans.capacity_bytes)]
     if offer.step_s is not None:
-        figures.append(f"{offer.step_s:.3g} s a step")
+        figures.append(f"{format_time(offer.step_s)} a step")
     if offer.time_ratio is not None:
         figures.append(f"{offer.time_ratio:.2f} x the time")
     if offer.host_bytes:
@@ -359,7 +381,19 @@ def write_plan_page(
     plans: Plans, timelines: Sequence[Timeline | None], code: Sequence[str], path: Path | str
 ) -> None:
     """Write the page, completely or not at all. `timelines` and `code` have one entry per plan."""
-    write_page("plan", plan_data(plans, timelines, code), path)
+    write_whole(path, plans_page(plans, timelines, code))
+
+
+def plans_page(plans: Plans, timelines: Sequence[Timeline | None], code: Sequence[str]) -> str:
+    """Return the page of all plans."""
+    return filled_page("plan", plan_data(plans, timelines, code))
+
+
+def plan_page(plan: Plan, code: str) -> str:
+    """Return the page of one plan, without the others that it was compared with."""
+    data = _of_plan(plan)
+    data["plans"][0]["code"] = code
+    return filled_page("plan", data)
 
 
 def plan_data(
@@ -372,7 +406,8 @@ def plan_data(
     from oomph import __version__
 
     own = {_OWN_BATCH: not _is_batch_known(plans)}
-    data = {"schema": SCHEMA, "version": __version__, **to_jsonable(plans), **own}
+    record = to_jsonable(replace(plans, timelines=()))  # each plan gets its own below
+    data = {"schema": SCHEMA, "version": __version__, **record, **own}
     for plan, timeline, text in zip(data["plans"], timelines, code, strict=True):
         plan |= {"timeline": _drawable(timeline), "code": text}
         plan["variant"] |= own
@@ -451,7 +486,8 @@ def _of_page(text: str) -> dict[str, Any]:
         raise ValueError("it is not a page of plans")
     data: dict[str, Any] = json.loads(found[1], parse_constant=_refuse)
     record = _without(data, "schema", "version", _OWN_BATCH)
-    record.setdefault("offers", [])  # a page of an older oomph has none
+    record.setdefault("offers", [])  # a page of an older oomph has neither
+    record.setdefault("cut", None)
     if isinstance(record.get("shortfall"), dict):
         later = ("variant", "device_bytes", "high_bytes", "step_s", "beyond_sharding")
         record["shortfall"] = {**dict.fromkeys(later), **record["shortfall"]}
@@ -493,6 +529,7 @@ def _of_plan(plan: Plan) -> dict[str, Any]:
         "rejected": [],
         "shortfall": None,
         "offers": [],
+        "cut": None,
         "caveats": [],
         "num_candidates": None,
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from oomph.records.prediction import Prediction
-from oomph.records.workload import Variant
+from oomph.records.workload import Variant, recomputed_blocks
 from oomph.showing.terminal import (
     glyphs_for,
     new_console,
@@ -15,7 +15,7 @@ from oomph.showing.terminal import (
     print_line,
     print_prose,
 )
-from oomph.units import format_bytes, format_rate, format_ratio
+from oomph.units import format_bytes, format_rate, format_ratio, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,10 +38,14 @@ _WORTH = {
 
 
 def print_prediction(
-    prediction: Prediction, *, explains: bool = False, then: str | None = None
+    prediction: Prediction,
+    *,
+    explains: bool = False,
+    then: str | None = None,
+    console: Console | None = None,
 ) -> None:
     """Print the prediction; with the sources of its error bar if it `explains`; `then` is next."""
-    console = new_console()
+    console = console or new_console()
     print_prose(console, _verdict(prediction), FITS[prediction.fits][1])
     if prediction.doubt:
         print_prose(console, f"Do not trust this: {prediction.doubt}", "bold red")
@@ -112,10 +116,36 @@ def _in_words(variant: Variant, seen: Seen | None) -> str:
     return ", ".join(dict.fromkeys([split, variant.precision, *names]))
 
 
-def named_tricks(names: Iterable[str], variant: Variant) -> list[str]:
-    """Return the tricks of a variant as a few words each, without the split of the batch."""
-    named = {"checkpointing": f"recompute {variant.checkpointing.removeprefix('blocks:')}"}
+def named_tricks(names: Iterable[str], variant: Variant, num_blocks: int = 0) -> list[str]:
+    """Return the tricks of a variant as a few words each, without the split of the batch.
+
+    `num_blocks` is the number of blocks that the model has, if that is known.
+    """
+    named = {"checkpointing": _recomputed(variant.checkpointing, num_blocks)}
     return [named.get(name, name) for name in names if name != "accumulation"]
+
+
+def _recomputed(checkpointing: str, num_blocks: int) -> str:
+    """Return which blocks are recomputed.
+
+    >>> _recomputed("blocks", 3), _recomputed("blocks", 0), _recomputed("blocks:0,2", 3)
+    ('recompute 3 of 3 blocks', 'recompute all blocks', 'recompute 2 of 3 blocks')
+    >>> _recomputed("every-2", 0), _recomputed("selective", 3), _recomputed("blocks:1", 0)
+    ('recompute 1 block in 2', 'recompute what is cheap', 'recompute 1 block')
+    """
+    if checkpointing == "selective":
+        return "recompute what is cheap"
+    if num_blocks and checkpointing != "none":
+        is_listed = checkpointing.startswith("blocks:")
+        num = checkpointing.count(",") + 1
+        num = num if is_listed else len(recomputed_blocks(checkpointing, num_blocks))
+        return f"recompute {num} of {num_blocks} blocks"
+    if checkpointing.startswith("every-"):
+        return f"recompute 1 block in {checkpointing.removeprefix('every-')}"
+    if checkpointing.startswith("blocks:"):
+        num = checkpointing.count(",") + 1
+        return f"recompute {num} block{'s' * (num > 1)}"
+    return "recompute all blocks"
 
 
 def _figures(prediction: Prediction) -> str:
@@ -172,11 +202,13 @@ def _print_parts(console: Console, prediction: Prediction) -> None:
 
 def _time(prediction: Prediction) -> str:
     low, high = prediction.step_low_s, prediction.step_high_s
-    bounds = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
+    unknown = low is None or high is None
+    bounds = "" if unknown else f" ({format_time(low or 0.0)} to {format_time(high or 0.0)})"
     rate = prediction.samples_per_s
     samples = "" if rate is None else f", {format_rate(rate)} samples a second"
     worth = _WORTH[prediction.step_from or "datasheet"]
-    return f"time: about {prediction.step_s:.3g} s a step{bounds}{samples}; {worth}"
+    step = format_time(prediction.step_s or 0.0)
+    return f"time: about {step} a step{bounds}{samples}; {worth}"
 
 
 def _moment(prediction: Prediction) -> str:

@@ -16,17 +16,19 @@ from oomph.records.report import Finding, GpuFigures, HostFigures, Report, Sprea
 from oomph.records.run import GpuSpan, HostSpan, Run, StepSpan, halts_of, pieces, shortened
 from oomph.records.stored import SCHEMA, to_jsonable
 from oomph.showing.gpus import short_name
-from oomph.showing.html_page import write_page
+from oomph.showing.html_page import filled_page
 from oomph.showing.terminal import (
     Column,
     glyphs_for,
     new_console,
+    print_command,
     print_line,
     print_prose,
     print_table,
     printable,
     sparkline,
 )
+from oomph.store import write_whole
 from oomph.units import format_bytes, format_duration, format_rate, format_ratio, format_time
 
 if TYPE_CHECKING:
@@ -356,10 +358,10 @@ _SOURCES = {None: "", "torch": "torch, exact", "accounting": "driver, exact", "p
 
 def print_report(report: Report, run: Run | None = None, *, to_stderr: bool = False) -> None:
     """Print the whole report; with the run, also draw memory and kernel-active time."""
-    _print_report(new_console(sys.stderr if to_stderr else None), report, run)
+    print_report_on(new_console(sys.stderr if to_stderr else None), report, run)
 
 
-def _print_report(console: Console, report: Report, run: Run | None) -> None:
+def print_report_on(console: Console, report: Report, run: Run | None) -> None:
     print_prose(console, title(report), "bold")
     print_prose(console, circumstances(report), "dim")
     console.print()
@@ -370,6 +372,43 @@ def _print_report(console: Console, report: Report, run: Run | None) -> None:
     if run is not None and any(one.is_used for one in report.gpus):
         _print_sparklines(console, report, run)
     _print_rest(console, report)
+    print_command(console, next_command(report))
+
+
+_OF_MEMORY = ("out-of-memory", "maybe-out-of-memory", "recovered")
+
+
+def next_command(report: Report) -> str:
+    """Return what to do about a run: what makes it fit, again after a change, or look closer."""
+    trained = script_in(report.command)
+    if report.verdict.kind in _OF_MEMORY and trained is not None:
+        return f"oomph plan {trained}  # what makes it fit?"
+    if not report.has_ended:
+        return f"oomph report {report.run}  # again, when more of it is recorded"
+    if any(finding.advice for finding in report.findings):
+        again = f"oomph watch -- {shlex.join(report.command)}"
+        return f"{again} && oomph compare {report.run} last  # after a change"
+    return f"oomph report {report.run} --html report.html  # with charts"
+
+
+def script_in(command: Sequence[str]) -> str | None:
+    """Return the script that a command runs and its arguments, as oomph takes them.
+
+    >>> script_in(["python3", "-u", "train.py", "--epochs", "3"])
+    'train.py -- --epochs 3'
+    >>> script_in(["/usr/bin/python", "-m", "package.train"]), script_in(["make", "train"])
+    ('-m package.train', None)
+    """
+    words = list(command)
+    if not words or not Path(words.pop(0)).name.startswith("python"):
+        return None
+    while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
+        words.pop(0)
+    num = 2 if words[:1] == ["-m"] else 1
+    if len(words) < num or (num == 1 and not words[0].endswith(".py")):
+        return None
+    given = ["--", *words[num:]] if words[num:] else []
+    return shlex.join([*words[:num], *given])
 
 
 def _print_finding(console: Console, finding: Finding, report: Report) -> None:
@@ -464,10 +503,15 @@ _MOST_DIGITS = 6  # significant: more than any screen has pixels
 
 
 def write_report_page(report: Report, run: Run, path: Path | str) -> None:
-    """Write the page, completely or not at all. Without JavaScript it shows the terminal's text."""
+    """Write the page, completely or not at all."""
+    write_whole(path, report_page(report, run))
+
+
+def report_page(report: Report, run: Run) -> str:
+    """Return the page. Without JavaScript it shows the terminal's text."""
     words = io.StringIO()
-    _print_report(new_console(words), report, run)
-    write_page("report", report_data(report, run), path, words=words.getvalue())
+    print_report_on(new_console(words), report, run)
+    return filled_page("report", report_data(report, run), words=words.getvalue())
 
 
 def report_data(report: Report, run: Run) -> dict[str, Any]:

@@ -7,7 +7,14 @@ import time
 from collections.abc import Sequence
 
 from oomph.records.run import RunSummary
-from oomph.showing.terminal import Line, new_console, print_line, print_prose, printable
+from oomph.showing.terminal import (
+    Line,
+    new_console,
+    print_command,
+    print_line,
+    print_prose,
+    printable,
+)
 from oomph.units import format_duration
 
 _STYLES = {"running": "green", "failed": "red", "unknown": "yellow"}
@@ -20,6 +27,8 @@ def print_runs(runs: Sequence[RunSummary]) -> None:
         print_prose(console, "no run is recorded yet: oomph watch -- python train.py")
     for run in runs:
         print_line(console, _line(run))
+    if runs:
+        print_command(console, f"oomph report {runs[0].id}  # what happened in it, and why")
 
 
 def _line(run: RunSummary) -> Line:

@@ -119,13 +119,46 @@ def _short(path: str) -> str:
 
 
 def print_changes(changes: ScriptChanges, given: Sequence[str]) -> None:
-    """Print what to change by hand and in the given arguments, then the diff, byte for byte."""
+    """Print whether the changes are whole, what else to change, then the diff, byte for byte."""
     console = new_console()
+    for line in verdict_on(changes, given):
+        print_prose(console, line)
     for line in changes.by_hand:
         print_prose(console, f"by hand: {line}")
+    for line in changes.tried:
+        print_prose(console, line, "dim")
     if changes.arguments != tuple(given):
-        print_prose(console, f"start it with these arguments: {shlex.join(changes.arguments)}")
+        arguments = shlex.join(changes.arguments)
+        print_prose(console, f"start it with these arguments: {arguments}")
     if changes.diff:
         sys.stdout.write(changes.diff)
-    elif not changes.by_hand:
+    elif not changes.by_hand and not changes.changes_anything(tuple(given)):
         print_prose(console, "The script needs no change.")
+
+
+def verdict_on(changes: ScriptChanges, given: Sequence[str]) -> list[str]:
+    """Return what the changes are worth, as far as they were rehearsed: the answer first."""
+    patched = changes.patched
+    if patched is None:
+        return []
+    if patched.device_bytes is None:
+        return [f"The script with these changes could not be rehearsed: {patched.error}"]
+    needs, planned = format_bytes(patched.device_bytes), format_bytes(patched.planned_bytes)
+    fits = {"yes": "fits", "no": "does not fit", "uncertain": "may or may not fit", None: ""}
+    if not changes.is_whole:
+        part = "These changes are only a part of the plan: with them alone the script needs"
+        if not changes.changes_anything(tuple(given)):
+            part = "The plan is left for you to make by hand: as it is, the script needs"
+        said = [f"{part} {needs} and {fits[patched.fits]}; the plan needs {planned}."]
+        if patched.differences:
+            said.append(f"It would train otherwise: {'; '.join(patched.differences)}.")
+        return said
+    if patched.differences:
+        found = "; ".join(patched.differences)
+        return [f"The patched script is not as planned ({needs}, planned {planned}): {found}."]
+    if needs == planned:
+        return [f"The patched script needs {needs}, as planned."]
+    less_bytes = patched.planned_bytes - patched.device_bytes
+    if less_bytes > 0:
+        return [f"The patched script needs {needs}, {format_bytes(less_bytes)} less than planned."]
+    return [f"The patched script needs {needs}, as planned ({planned}) but for details."]

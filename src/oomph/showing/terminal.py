@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
@@ -54,10 +54,33 @@ def new_console(stream: TextIO | None = None) -> Console:
     return Quiet(
         file=file,
         force_terminal=False if is_own else None,
+        force_jupyter=False,  # a notebook takes what is printed, and draws what a cell returns
         width=given_width(file),
         highlight=False,
         markup=False,
         emoji=False,
+    )
+
+
+def as_html(draw: Callable[[Console], None]) -> str:
+    """Return what `draw` prints as an element of a web page, with its colours."""
+    import io
+
+    from rich.console import Console
+
+    console = Console(
+        file=io.StringIO(),
+        width=_NO_EDGE,
+        record=True,
+        force_jupyter=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    draw(console)
+    style = "white-space: pre-wrap; font-family: monospace; line-height: 1.3"
+    return console.export_html(
+        inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>'
     )
 
 
@@ -89,6 +112,16 @@ def print_command(console: Console, command: str) -> None:
     from rich.text import Text
 
     console.print(Text(printable(f"next: {command}"), style="bold"), soft_wrap=True)
+
+
+def print_written(
+    paths: Iterable[str | os.PathLike[str] | None], *, to_stderr: bool = False
+) -> None:
+    """Name the files that were written, and which may be opened now."""
+    console = new_console(sys.stderr if to_stderr else None)
+    for path in paths:
+        if path is not None:
+            print_prose(console, f"wrote {os.fspath(path)}")
 
 
 # ---- styled text that fits the terminal ----------------------------------------------------------

@@ -174,7 +174,7 @@ def _schedulers_of(optimizer: Any) -> list[Any]:
 
 def _kinds(kind: type) -> Iterator[type]:
     yield kind
-    below: list[type] = type.__subclasses__(kind)
+    below: list[type] = kind.__subclasses__()
     for each in below:
         yield from _kinds(each)
 

@@ -8,7 +8,7 @@ ranks, a rank that has its gradients waits here for the others.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -20,8 +20,9 @@ from oomph.out_of_memory import is_out_of_memory
 from oomph.stability import examples
 from oomph.training.micro_batches import Batch, Division, Micro, left_out, piece_sizes
 from oomph.training.noise_meter import NoiseMeter
-from oomph.training.ranks import Ranks
+from oomph.training.ranks import FellShortElsewhere, Next, Ranks
 from oomph.training.recovery import Recovery, half_updated, release, text_of, tried_twice
+from oomph.training.restarting import NotRecovered, RestartFile
 from oomph.training.rollback import Rngs, Rollback, restore_rngs
 from oomph.training.split_check import OnDifference, SplitCheck
 from oomph.training.update import SignalsHeld
@@ -71,7 +72,9 @@ class Attempts:
             recovery.say,
             on_difference=on_difference,
             around=self.forward_context,
+            is_sharded=ranks.is_sharded,
         )
+        self.restart_file, self._size = RestartFile(None), 0  # what to note there: the last size
         self._opened: list[OpenBatch] = []  # since the last update
         self._running: OpenBatch | None = None  # the one an out-of-memory error would belong to
 
@@ -82,7 +85,8 @@ class Attempts:
             is_again = False
             while not self._settle((yield from self._attempt(is_again=is_again))):
                 is_again = True
-        except BaseException:  # including GeneratorExit, when the caller leaves the loop
+        except BaseException as error:  # including GeneratorExit, when the caller leaves the loop
+            self._note(error)
             self._give_up()
             raise
 
@@ -151,7 +155,12 @@ class Attempts:
         """
         try:
             with self._ranks.quiet():
-                is_again |= yield from self._issue_check(is_again=is_again)
+                has_checked = yield from self._issue_check(is_again=is_again)
+                if has_checked and not is_again and self._ranks.is_sharded and self._opened[1:]:
+                    # The check has undone the batches before this one, to which every rank added.
+                    self._ranks.fell_short(self._recovery)
+                    return False
+                is_again |= has_checked
                 if not (yield from self._issue_pieces(is_again=is_again)):
                     return False
                 if (
@@ -176,11 +185,13 @@ class Attempts:
                 restore_rngs(batch.rngs)
             self._running, measured = batch, self._recovery.measured
             self._set_size(batch)
+            self._size = batch.size
             parts = self._parts(batch)
             if measured is not None:
                 measured.begin(batch.elements, batch.size)
             is_old = batch is not self._opened[-1]
             for data, num, share in parts:
+                self._ranks.next_pass(self._recovery)
                 micro = Micro(
                     self, data, num, share, is_first, arguments=batch.arguments, is_again=is_old
                 )
@@ -192,6 +203,7 @@ class Attempts:
                     return False
                 if not micro.is_done:
                     raise left_out()
+            self._ranks.next_pass(self._recovery, Next.NOTHING)
             if measured is not None:
                 measured.end(batch.elements, batch.size, batch.num)
         return True
@@ -207,23 +219,28 @@ class Attempts:
         if batch is None:
             return False
         self._running = None  # out-of-memory errors from here on belong to the check
+        # The ranks of a sharded model cannot come back to a check once they have run their pieces.
+        is_known_to_fit |= self._ranks.is_sharded
         trials = self._check.trials(
             batch.data, batch.num, batch.size, is_known_to_fit=is_known_to_fit
         )
-        for trial in trials:
-            micro = Micro(
-                trial,
-                trial.data,
-                trial.num,
-                share=1.0,
-                is_first=True,
-                arguments=batch.arguments,
-                is_again=True,
-                is_forward_only=trial.is_forward_only,
-            )
-            yield micro
-            if not (micro.is_done or micro.has_failed):
-                raise left_out()
+        with closing(trials):
+            for trial in trials:
+                self._ranks.next_pass(self._recovery, Next.FORWARD)
+                micro = Micro(
+                    trial,
+                    trial.data,
+                    trial.num,
+                    share=1.0,
+                    is_first=True,
+                    arguments=batch.arguments,
+                    is_again=True,
+                    is_forward_only=trial.is_forward_only,
+                )
+                yield micro
+                self._ranks.end_pass(has_failed=micro.has_failed)
+                if not (micro.is_done or micro.has_failed):
+                    raise left_out()
         self._undo_or_refuse()
         for each in self._opened:  # the example dimension may have changed
             self._count(each)
@@ -261,13 +278,18 @@ class Attempts:
         """Undo everything since the update; return True if the same examples must be rerun."""
         try:
             return self._is_caught(error)
-        except BaseException:
+        except BaseException as found:
+            self._note(found)
             self._give_up()
             raise
 
     def _is_caught(self, error: BaseException) -> bool:
+        if isinstance(error, FellShortElsewhere):
+            self._undo_or_refuse()
+            return True
         failed = self._running
-        if failed is None or not is_out_of_memory(error):
+        is_final = isinstance(error, NotRecovered)  # though memory may have been its cause
+        if failed is None or is_final or not is_out_of_memory(error):
             self._give_up()
             return False
         text = text_of(error)
@@ -279,10 +301,12 @@ class Attempts:
         if not failed.size:
             self._end()
             raise self._ranks.does_not_fit(self._recovery, text) from None
+        self._ranks.fell_short(self._recovery)
         return True
 
     def _undo(self) -> None:
         with SignalsHeld():
+            self._ranks.end_pass(has_failed=True)
             self._rollback.undo()
 
     def _undo_or_refuse(self) -> None:
@@ -290,6 +314,11 @@ class Attempts:
             self._undo()
         except OomphError as error:
             self._refuse(error)
+
+    def _note(self, error: BaseException) -> None:
+        """Note a smaller size for the next start, if this one cannot go on."""
+        if isinstance(error, NotRecovered):
+            self.restart_file.note(self._size)
 
     def _refuse(self, error: OomphError) -> NoReturn:
         self._end()

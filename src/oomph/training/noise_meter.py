@@ -93,6 +93,8 @@ class NoiseMeter:
         if self._open is not None and self._open.is_probe:
             return
         self._unhook()
+        if self.is_on and not self._rows.numel():
+            self._prepare()  # in the first step: later ones take no more memory
         if self.is_due and may_measure:
             self._hook()
 
@@ -138,24 +140,35 @@ class NoiseMeter:
         """End a piece: gradients of other backwards, such as checks, are none of its."""
         self._scale = 0.0
 
-    def _hook(self) -> None:
+    def _prepare(self) -> list[torch.Tensor]:
+        """Return the parameters to hook; none if what they get cannot be added up."""
         parameters = [p for p in self._parameters() if p.requires_grad]
         devices = {p.device for p in parameters}
         if len(devices) != 1 or any(type(p).__name__ == "DTensor" for p in parameters):
             self.mode = "off"  # several devices, or gradients that are only a part
+            return []
+        self._make_room(parameters[0].device, parameters)
+        return parameters
+
+    def _hook(self) -> None:
+        parameters = self._prepare()
+        if not parameters:
             return
-        # What is added up has no less precision than any of the gradients.
-        is_wide = any(p.dtype is torch.float64 for p in parameters)
-        dtype = torch.float64 if is_wide else torch.float32
-        if self._sum.device not in devices or self._sum.dtype is not dtype or self._sum.dim():
-            numbers = torch.zeros(2 + _MOST_ROWS * _NUM_COLUMNS, dtype=dtype, device=devices.pop())
-            self._sum, self._square = numbers[:2].unbind()
-            self._rows, self._num_rows = numbers[2:].view(_MOST_ROWS, _NUM_COLUMNS), 0
         self._sum.zero_()
         self._used.clear()
         self._open, self._hooked = _Open(), {id(p) for p in parameters}
         for parameter in parameters:
             self._hooks.append(parameter.register_hook(self._noting(id(parameter))))
+
+    def _make_room(self, device: torch.device, parameters: Sequence[torch.Tensor]) -> None:
+        """Allocate all that is kept, once. It has no less precision than any gradient."""
+        is_wide = any(p.dtype is torch.float64 for p in parameters)
+        dtype = torch.float64 if is_wide else torch.float32
+        if self._rows.numel() and self._sum.device == device and self._sum.dtype is dtype:
+            return
+        numbers = torch.zeros(2 + _MOST_ROWS * _NUM_COLUMNS, dtype=dtype, device=device)
+        self._sum, self._square = numbers[:2].unbind()
+        self._rows, self._num_rows = numbers[2:].view(_MOST_ROWS, _NUM_COLUMNS), 0
 
     def _noting(self, number: int) -> Callable[[torch.Tensor], None]:
         def note(gradient: torch.Tensor) -> None:

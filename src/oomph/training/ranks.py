@@ -42,7 +42,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import timedelta
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -59,9 +60,10 @@ if TYPE_CHECKING:  # torch may have been built without distributed
     from torch.distributed import ProcessGroup
 
 _T = TypeVar("_T")
+_Forwards = AbstractContextManager[Callable[[Any], _T]]
 _NEUTRAL = 2**30  # larger than any value of `At` and any rank
 _SHARES = 64  # above every `At`
-_RANK_BITS = 20  # bits of an int32 that hold the rank, below the answer; enough for any cluster
+RANK_BITS = 20  # bits of an int32 that hold the rank, below the answer; enough for any cluster
 
 
 class Answer(IntEnum):
@@ -83,6 +85,22 @@ class At(IntEnum):
     ZEROS = 5
     PREPARED = 6
     UPDATED = 7
+    PASS = 8  # before each forward of a sharded model (shards.py)
+    EVALUATION = 9  # likewise, in evaluate
+
+
+class Next(IntEnum):
+    """What a rank of a sharded model does next; all ranks do the lowest first (shards.py)."""
+
+    FORWARD = 1  # without backward
+    WEIGH = 2  # add up the weights of all ranks' batches
+    TRAIN = 3  # forward and backward of a piece
+    NOTHING = 4
+    NONE = 5  # this is not a vote on what comes next
+
+
+class FellShortElsewhere(Exception):
+    """Another rank of a sharded model ran out of memory: all ranks roll back and run again."""
 
 
 class Ranks:
@@ -112,12 +130,13 @@ class Ranks:
             if name not in model.parameters_to_ignore
         }
         self._parameters = list(averaged.values())  # those that DDP averages, each once
-        self._voters, self._device = _voters(self._group, self._parameters)
+        self._voters, self._device = voters_of(self._group, self._parameters)
         self._sent: dict[int, torch.Tensor] = {}  # contiguous gradients, by parameter number
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # buffer, contiguous copy
         self.shared: torch.Tensor | None = None  # added up over the ranks, beside the gradients
         self._is_uneven = False  # some parameter has a gradient on some ranks only
         self._is_used: list[bool] = []  # per parameter: does any rank use it?
+        self._weight = 1.0  # of this rank's gradients in the mean
         self._is_awaited = False  # the other ranks vote next and wait for this one
         self.worst = 0  # first rank whose answer decided the last vote
 
@@ -125,6 +144,16 @@ class Ranks:
     def is_replicated(self) -> bool:
         """Return whether the model is in DistributedDataParallel, even if on one rank only."""
         return bool(self._replicas)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Return whether the model is sharded by FSDP2, even if on one rank only."""
+        return False
+
+    @property
+    def is_joint(self) -> bool:
+        """Return whether the model is replicated or sharded, even if on one rank only."""
+        return self.is_replicated or self.is_sharded
 
     def _global(self, rank: int) -> int:
         """Return the number of a rank among all processes."""
@@ -140,7 +169,7 @@ class Ranks:
 
     def end(self) -> None:
         """Clear the state of this call, once all ranks have done what they voted for."""
-        self._is_awaited = False
+        self._is_awaited, self._weight = False, 1.0
         self._sent, self._buffers, self.shared = {}, [], None
 
     def leave(self) -> None:
@@ -175,13 +204,13 @@ class Ranks:
         # Ranks that share a number must not meet one that does not: it would wait for ever.
         number = None if at is None else at + _SHARES * (self.shared is not None)
         place = (_NEUTRAL, _NEUTRAL) if number is None else (number, -number)
-        has = [parameter.grad is not None for parameter in self._parameters]
-        numbers = [mine << _RANK_BITS | self.rank, *place, *has, *(-each for each in has)]
+        facts = self._facts()
+        numbers = [mine << RANK_BITS | self.rank, *place, *facts, *(-each for each in facts)]
         answers = self._least(numbers)
-        least, self.worst = Answer(answers[0] >> _RANK_BITS), answers[0] & ((1 << _RANK_BITS) - 1)
+        least, self.worst = Answer(answers[0] >> RANK_BITS), answers[0] & ((1 << RANK_BITS) - 1)
         if least < Answer.AGAIN:
             self._is_awaited = False
-        elif answers[1] != -answers[2]:
+        elif answers[1] not in (-answers[2], _NEUTRAL):
             self._is_awaited = False
             raise UsageError(
                 "the ranks are at different points of the training loop",
@@ -191,18 +220,30 @@ class Ranks:
                 " (DistributedSampler), and the same accumulate on all ranks",
             )
         else:
-            num = len(has)
-            by_all, by_any = answers[3 : 3 + num], [-each for each in answers[3 + num :]]
-            self._is_used, self._is_uneven = [bool(each) for each in by_any], by_all != by_any
+            num = len(facts)
+            self._note(answers[3 : 3 + num], [-each for each in answers[3 + num :]])
         return least
+
+    def _facts(self) -> list[int]:
+        """Return what else a vote tells of this rank: which parameters have a gradient."""
+        return [parameter.grad is not None for parameter in self._parameters]
+
+    def _note(self, least: list[int], most: list[int]) -> None:
+        """Note the least and the most of all ranks' facts."""
+        self._is_used, self._is_uneven = [bool(each) for each in most], least != most
 
     def _least(self, numbers: list[int]) -> list[int]:
         """Return the minimum of each number over all ranks."""
         if self.num_ranks == 1:
             return numbers
         answers = torch.tensor(numbers, dtype=torch.int32, device=self._device)
+        self._all_reduce(answers, distributed.ReduceOp.MIN)
+        return [int(each) for each in answers.tolist()]
+
+    def _all_reduce(self, numbers: torch.Tensor, by: Any) -> None:
+        """Reduce a few numbers over all ranks. Raises OomphError if a rank is gone."""
         try:
-            distributed.all_reduce(answers, distributed.ReduceOp.MIN, group=self._voters)
+            distributed.all_reduce(numbers, by, group=self._voters)
         except RuntimeError as error:
             self._is_awaited = False
             raise OomphError(
@@ -210,7 +251,6 @@ class Ranks:
                 because=" ".join(str(error).split())[:200],
                 attempt="reading the logs of the other ranks: one of them has probably ended",
             ) from error
-        return [int(each) for each in answers.tolist()]
 
     def settle(self, at: At, is_done: bool, recovery: Recovery) -> bool:
         """Wait until all ranks have run their pieces; False if this rank must rerun its own.
@@ -218,15 +258,20 @@ class Ranks:
         Raises OomphError on all ranks if one of them has failed.
         """
         while True:
-            least = self.vote(at, Answer.DONE if is_done else Answer.AGAIN)
-            if least is Answer.DOES_NOT_FIT:
-                raise recovery.nothing_left(
-                    f"rank {self.worst} could not fit its part of the batch into memory"
-                )
-            if least is Answer.FAILED:
-                raise self.failed_elsewhere()
+            mine = Answer.DONE if is_done else Answer.AGAIN
+            least = self._go_on_after(self.vote(at, mine), recovery)
             if least is Answer.DONE or not is_done:
                 return is_done
+
+    def _go_on_after(self, least: Answer, recovery: Recovery) -> Answer:
+        """Return the answer of a vote. Raises OomphError if a rank cannot go on."""
+        if least is Answer.DOES_NOT_FIT:
+            raise recovery.nothing_left(
+                f"rank {self.worst} could not fit its part of the batch into memory"
+            )
+        if least is Answer.FAILED:
+            raise self.failed_elsewhere()
+        return least
 
     def together(self, at: At, work: Callable[[], tuple[_T, Answer]]) -> tuple[_T, Answer]:
         """Do work without collectives, then vote. If it fails on one rank, all raise."""
@@ -243,7 +288,8 @@ class Ranks:
 
     def does_not_fit(self, recovery: Recovery, error_text: str) -> OomphError:
         """Return the error of a rank that cannot go on, after telling all other ranks."""
-        self.vote(None, Answer.DOES_NOT_FIT)
+        if self._is_awaited:
+            self.vote(None, Answer.DOES_NOT_FIT)
         return recovery.nothing_left(error_text)
 
     def failed_elsewhere(self) -> OomphError:
@@ -254,6 +300,42 @@ class Ranks:
             attempt=f"reading the error of rank {self.worst}. Weights and optimizer are those of"
             " the last whole step, on all ranks",
         )
+
+    # ---- the weight of a rank --------------------------------------------------------------------
+
+    def weigh(self, total: float) -> None:
+        """Let this rank's gradients count by the weight of its batches. All ranks must call it."""
+        if self.num_ranks > 1 and not self.is_sharded:
+            self._weight = total / self._mean_of(total)
+
+    def _mean_of(self, number: float) -> float:
+        """Return the mean of a number over all ranks. All ranks must call it."""
+        total = torch.tensor([number], dtype=torch.float64, device=self._device)
+        self._all_reduce(total, distributed.ReduceOp.SUM)
+        return float(total) / self.num_ranks
+
+    # ---- passes of a sharded model (shards.py) ---------------------------------------------------
+
+    def possible_resorts(self, names: Sequence[str]) -> Sequence[str]:
+        """Return those last resorts that one rank may switch on by itself."""
+        return names
+
+    def next_pass(self, recovery: Recovery, what: Next = Next.TRAIN) -> None:
+        """Wait until it is this rank's turn to run a forward, or until no rank has one left."""
+
+    def end_pass(self, *, has_failed: bool) -> None:
+        """End a pass that this rank has run, or failed in, so that no other rank waits for it."""
+
+    def fell_short(self, recovery: Recovery) -> None:
+        """Tell the other ranks that this one has run out of memory and runs everything again."""
+
+    def mean_weight(self, total: float, _recovery: Recovery) -> float:
+        """Return the mean of the weights of all ranks' batches."""
+        return total
+
+    def evaluating(self, work: Callable[[Any], _T], _recovery: Recovery) -> _Forwards[_T]:
+        """Return the context of an evaluation, which gives what runs a piece of it."""
+        return nullcontext(work)
 
     # ---- gradients and buffers -------------------------------------------------------------------
 
@@ -280,6 +362,8 @@ class Ranks:
             return
         if self._is_uneven:
             self.together(At.ZEROS, lambda: (tried_twice(self._fill), Answer.DONE))
+        if self._weight != 1 and self._sent:
+            torch._foreach_mul_(list(self._sent.values()), self._weight)
         group, first = self._group, self._global(0)
         works = [
             distributed.all_reduce(self._sent[n], group=group, async_op=True)
@@ -321,7 +405,20 @@ class Ranks:
                 named = model.module.named_buffers()
                 yield from (buffer for name, buffer in named if name not in ignored)
 
+    def clip(self, parameters: Sequence[torch.Tensor], most: float) -> torch.Tensor:
+        """Clip the averaged gradients, before the vote; return their norm."""
+        return nn.utils.clip_grad_norm_(parameters, most)
+
+    def clipped(self, norm: torch.Tensor, _most: float) -> torch.Tensor:
+        """Return the norm, after the vote."""
+        return norm
+
     # ---- repairing an update that failed on some ranks -------------------------------------------
+
+    @property
+    def holds_whole_weights(self) -> bool:
+        """Return whether any rank could give its weights to another one."""
+        return not self.is_sharded
 
     def first_rank_where(self, is_so: bool) -> int | None:
         """Return the first rank where `is_so` holds. All ranks must call it."""
@@ -355,7 +452,7 @@ def _copy_back(tensor: torch.Tensor, sent: torch.Tensor) -> None:
 _VOTERS: WeakKeyDictionary[ProcessGroup, ProcessGroup] = WeakKeyDictionary()
 
 
-def _voters(
+def voters_of(
     group: ProcessGroup | None, parameters: Sequence[nn.Parameter]
 ) -> tuple[ProcessGroup | None, torch.device]:
     """Return a group of the same ranks and its tensors' device: the host if torch has gloo."""
@@ -364,13 +461,17 @@ def _voters(
         return group, parameters[0].device if parameters else torch.device("cpu")
     if group not in _VOTERS:
         ranks = distributed.get_process_group_ranks(group)
-        backend = group._get_backend(next(iter(group._device_types)))
-        # That of the model's group, or torch's default if the group shows none.
-        timeout = getattr(getattr(backend, "options", None), "_timeout", None)
         _VOTERS[group] = distributed.new_group(
-            ranks, timeout=timeout, backend="gloo", use_local_synchronization=True
+            ranks, timeout=timeout_of(group), backend="gloo", use_local_synchronization=True
         )
     return _VOTERS[group], torch.device("cpu")
+
+
+def timeout_of(group: ProcessGroup) -> timedelta | None:
+    """Return how long a group waits for a rank; None, torch's default, if it does not show that."""
+    backend = group._get_backend(next(iter(group._device_types)))
+    timeout: timedelta | None = getattr(getattr(backend, "options", None), "_timeout", None)
+    return timeout
 
 
 # ---- finding replicated models -------------------------------------------------------------------
@@ -383,9 +484,7 @@ def ranks_of(model: nn.Module, optimizers: Iterable[Optimizer] = ()) -> Ranks:
     Raises UsageError for models and optimizers that wait for other ranks by themselves.
     """
     modules = list(model.modules())
-    things: list[nn.Module | Optimizer] = [*modules, *optimizers]
-    for each in things:
-        _refuse_kind(each)
+    refuse_waiting([*modules, *optimizers])
     if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
         raise _refused("tensor parallelism (parameters that are DTensors)")
     replicas = [each for each in modules if isinstance(each, DistributedDataParallel)]
@@ -436,9 +535,9 @@ _WAITING = (
 )
 
 
-def _refuse_kind(thing: nn.Module | Optimizer) -> None:
-    """Raise UsageError for a module or optimizer that waits for other ranks by itself."""
-    for kind in type(thing).__mro__:
+def refuse_waiting(things: Iterable[nn.Module | Optimizer]) -> None:
+    """Raise UsageError for modules and optimizers that wait for other ranks by themselves."""
+    for kind in (kind for thing in things for kind in type(thing).__mro__):
         for name, place, called in _WAITING:
             if kind.__name__ == name and kind.__module__.startswith(place):
                 raise _refused(called)
@@ -451,8 +550,8 @@ def _refused(called: str) -> UsageError:
         f"oomph cannot train {called} in pieces",
         because="its forward, backward or step waits for other GPUs: an out-of-memory error on one"
         " would leave the others waiting",
-        attempt="torch's DistributedDataParallel; or, without oomph's recovery, a plan that fits"
-        " (plan.to_code())",
+        attempt="torch's DistributedDataParallel or fully_shard; or, without oomph's recovery, a"
+        " plan that fits (plan.to_code())",
     )
 
 

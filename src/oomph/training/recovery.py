@@ -22,6 +22,7 @@ from oomph.errors import OomphError, UsageError
 from oomph.out_of_memory import Memory, is_out_of_memory, which_memory
 from oomph.records.plan import Plan
 from oomph.records.workload import Variant, as_text, recomputed_blocks
+from oomph.training.restarting import HOW, NotRecovered
 from oomph.training.sizes import CudaMemory, Measurements, Sizes, planned_sizes, predictor_of
 from oomph.tricks.blocks import find_blocks
 from oomph.tricks.checkpointing import checkpoint_blocks
@@ -136,11 +137,11 @@ class Recovery:
 
 
 def half_updated(error_text: str) -> OomphError:
-    return OomphError(
+    return NotRecovered(
         "the optimizer ran out of memory in the middle of its step",
         because=f"{error_text}. Some parameters may have been updated and others not",
-        attempt='the last checkpoint; Stepper(..., copies="always") keeps a copy of each step,'
-        " where the optimizer does not step in backward",
+        attempt=f'{HOW}. Stepper(..., copies="always") keeps a copy of each step, where the'
+        " optimizer does not step in backward",
     )
 
 
@@ -179,6 +180,15 @@ def if_memory_allows() -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         release(error)
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a sharded tensor, in the same memory; others as they are."""
+    if type(tensor).__name__ != "DTensor":
+        return tensor
+    with torch.no_grad():
+        part: torch.Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return part
 
 
 def tried_twice(work: Callable[[], _T]) -> _T:
@@ -231,7 +241,7 @@ def _measurements_of(model: nn.Module, plan: Plan | None) -> Measurements | None
 def _gradient_bytes_to_come(model: nn.Module) -> int:
     """Return the bytes of gradients yet to be allocated; accumulated or unzeroed ones exist."""
     to_come = (each for each in model.parameters() if each.requires_grad and each.grad is None)
-    return sum(parameter.numel() * parameter.element_size() for parameter in to_come)
+    return sum(part.numel() * part.element_size() for part in map(own_part, to_come))
 
 
 def _batch_norms(model: nn.Module) -> Iterator[nn.Module]:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from oomph.errors import UsageError
+from oomph.training.recovery import own_part
 from oomph.training.rollback_state import State, modules_used_by
 
 _Restore = Callable[[Any], Any]
@@ -64,7 +65,7 @@ class Rollback(State):
         """Save the state. keeps_gradients=False skips gradients, which have been used."""
         self._find_parameters()
         parameters = self._parameters if keeps_gradients else []
-        self._gradients = [(p, on_host(p.grad)) for p in parameters if p.grad is not None]
+        self._gradients = [(p, _whole_copy(p.grad)) for p in parameters if p.grad is not None]
         device_kind = self._parameters[0].device.type if self._parameters else "cpu"
         self._rngs = rng_states(device_kind, self._keeps_other_rngs)
         super().take()
@@ -245,7 +246,12 @@ class OwnRollback(Rollback):
 
 def on_host(tensor: Tensor) -> Tensor:
     """Return a copy that uses no GPU memory."""
-    return tensor.detach().to("cpu", copy=True)
+    return own_part(tensor).detach().to("cpu", copy=True)
+
+
+def _whole_copy(gradient: Tensor) -> Tensor:
+    """Return a copy on the host that can become a gradient again: one of shards stays sharded."""
+    return gradient.detach().to("cpu", copy=True)
 
 
 # ---- generators --------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 
 from oomph.errors import OomphError
 from oomph.training.recovery import if_memory_allows, tried_twice
+from oomph.training.restarting import HOW, NotRecovered
 from oomph.units import GIB, KIB, MIB
 
 # Judgement: copies of everything, on the host, in the first step, when it is not yet known what a
@@ -190,10 +191,10 @@ class State:
 
 def cannot_be_undone(names: list[str]) -> OomphError:
     rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return OomphError(
+    return NotRecovered(
         "oomph cannot undo the attempt that ran out of memory",
         because=f"its forward changed {names[0]}{rest}, and there is no copy of the old values",
-        attempt="loading the last checkpoint, with a micro_batch= that fits from the start",
+        attempt=HOW,
     )
 
 

@@ -87,8 +87,12 @@ class SplitCheck:
         *,
         on_difference: OnDifference = "raise",
         around: Callable[[], AbstractContextManager[Any] | None] = lambda: None,
+        is_sharded: bool = False,
     ) -> None:
-        """around: returns the context that each forward runs in."""
+        """around: returns the context that each forward runs in.
+
+        is_sharded: gradients would be those of all ranks' trials, so losses are compared.
+        """
         if on_difference not in ON_DIFFERENCE:
             raise UsageError(
                 f"on_difference={on_difference!r:.40} is unknown",
@@ -96,7 +100,8 @@ class SplitCheck:
             )
         self._model, self._division, self._rollback, self._report = model, division, rollback, say
         self._on_difference = on_difference
-        self._trials = Trials(model, division, rollback, around)
+        self._trials = Trials(model, division, rollback, around, is_plain=is_sharded)
+        self._is_forward_only = is_sharded
         self._messages: set[str] = set()
         self._is_found = False  # an earlier check found the weight
         self._was_single = False  # a single example showed nothing; skip batches like it
@@ -129,7 +134,9 @@ class SplitCheck:
         mine = shares(self._division.weights(pieces, sizes))
         return any(counts_otherwise(mine, rival, pieces, sizes) for rival in self._rivals)
 
-    def trials(self, batch: Any, num: int, size: int, *, is_known_to_fit: bool) -> Iterator[Trial]:
+    def trials(
+        self, batch: Any, num: int, size: int, *, is_known_to_fit: bool
+    ) -> Generator[Trial, None, None]:
         """Yield the trials to run, then set the division or raise UsageError.
 
         Everything since the last complete step is undone. If memory is too short for a check, it
@@ -201,7 +208,8 @@ class SplitCheck:
             return
         most = min(found.num, _MOST_EXAMPLES, max(size, _FEW_EXAMPLES))
         totals = sorted({most, *(k for k in (_FEW_EXAMPLES, 2) if k < most)}, reverse=True)
-        for total, is_forward_only in [*((k, False) for k in totals), (2, True)]:
+        runs = [(total, self._is_forward_only) for total in totals]
+        for total, is_forward_only in [*runs, (2, True)]:
             found.is_forward_only, found.error = is_forward_only, None
             with if_memory_allows():  # in a trial and in the comparison here
                 try:

@@ -161,10 +161,14 @@ class Trials:
         division: Division,
         rollback: Rollback,
         around: Callable[[], AbstractContextManager[Any] | None],
+        *,
+        is_plain: bool = False,
     ) -> None:
+        """is_plain: do not trace ops, so random numbers cannot be repeated."""
         self._model, self._division, self._rollback = model, division, rollback
         self._around = around
-        self._is_plain = False  # without tracing ops, which some part of the model does not support
+        # Without tracing ops, which some part of the model does not support.
+        self._is_plain = is_plain
         # Gradients closer than the first are equal; those farther apart than the second differ.
         self.tolerance = self.hard_tolerance = SAME_IN_FP32
 

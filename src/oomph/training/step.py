@@ -241,7 +241,7 @@ class StepAttempts(Attempts):
 
     def flush(self) -> Result | None:
         """Step with the batches so far; None if there are none, which must be so on all ranks."""
-        if not (self.is_begun or self._ranks.is_replicated):
+        if not (self.is_begun or self._ranks.is_joint):
             return None
         with self._inside():
             try:
@@ -256,7 +256,8 @@ class StepAttempts(Attempts):
                         return self._close(is_last=True)
                     self._ranks.end()
                     return None
-            except BaseException:
+            except BaseException as error:
+                self._note(error)
                 self._give_up()
                 raise
 
@@ -339,14 +340,27 @@ class StepAttempts(Attempts):
                 " only after an optimizer step",
             )
         parts = division.pieces(batch.data, sizes)
-        weights = division.weights(parts, sizes)
-        batch.total = sum(weights)
+        weights = self._weights(batch, division.weights(parts, sizes))
         self._expected = self._expected or batch.total * self._accumulate
         return [
             (part, num, 1.0 if division.is_sum else weight / self._expected)
             for part, num, weight in zip(parts, sizes, weights, strict=True)
             if weight
         ]
+
+    def _weights(self, batch: OpenBatch, weights: list[float]) -> list[float]:
+        """Return the weights of a batch's pieces, and set its total.
+
+        Passes of a sharded model mix the gradients of all ranks, so the ranks agree before the
+        first one: on the mean of their totals, or that every rank's batch counts the same.
+        """
+        batch.total = sum(weights)
+        if self._ranks.is_sharded and not self._division.is_sum:
+            if self._division.is_given:
+                batch.total = self._ranks.mean_weight(batch.total, self._recovery)
+            else:
+                weights, batch.total = [each / batch.total for each in weights], 1.0
+        return weights
 
     def _continues(self) -> bool:
         return bool(self._losses)
@@ -393,6 +407,8 @@ class StepAttempts(Attempts):
             at = At.LAST_BATCH if self._is_whole else At.BATCH
             is_ready = is_done and (not self._is_whole or self._is_ready())
             if not self._ranks.settle(at, is_ready, self._recovery):
+                if is_ready:  # another rank could not get ready
+                    self._undo_or_refuse()
                 return False
             self._close()
         return True
@@ -410,7 +426,11 @@ class StepAttempts(Attempts):
     def _close(self, *, is_last: bool = False) -> Result:
         """Step, if the step has all its batches. The caller holds back Ctrl-C until it is done."""
         is_whole = is_last or self._is_whole
+        if is_whole and self._division.is_given and not self._division.is_sum:
+            self._ranks.weigh(self._so_far.total)
         factor, size = self._factor if is_whole else 1.0, self._so_far.size
+        if is_whole and self._ranks.is_sharded and not self._division.is_sum:
+            factor = 1 / sum(share for _, share in self._losses)  # a mean over this rank's own
         self.result = Result(
             tuple(self._losses),
             factor,
@@ -474,6 +494,12 @@ class StepAttempts(Attempts):
             )
         if not self.is_begun:
             return None
+        if self._ranks.is_sharded:
+            raise UsageError(
+                "a Stepper of a sharded model has no state to save while it accumulates",
+                because="its gradients are shards, of as many ranks as there are now",
+                attempt="saving after an optimizer step, or after flush()",
+            )
         parameters = self._rollback.own_parameters()
         return {
             **asdict(self._so_far),

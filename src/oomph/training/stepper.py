@@ -6,12 +6,14 @@
 
 A step completes or does not happen. After an out-of-memory error, gradients, generators and buffers
 are restored and the same examples rerun in smaller pieces. After Ctrl-C or any other error, the
-state is that of the last complete step. With DistributedDataParallel, this holds on all ranks.
+state is that of the last complete step. With DistributedDataParallel and FSDP2, this holds on all
+ranks.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -28,9 +30,11 @@ from oomph.stability.examples import BatchDim
 from oomph.training.evaluation import Evaluation, Join, in_eval_mode
 from oomph.training.micro_batches import Batch, Count, Division, Micro, Split, Weight
 from oomph.training.noise_meter import NoiseMeter, NoiseScaleMode
-from oomph.training.ranks import Ranks, ranks_of
+from oomph.training.ranks import Ranks
 from oomph.training.recovery import NAMES, recovery_for
+from oomph.training.restarting import RestartFile
 from oomph.training.rollback import OwnRollback
+from oomph.training.shards import ranks_of_any
 from oomph.training.split_check import OnDifference
 from oomph.training.step import Loss, Result, StepAttempts, scaler_for
 from oomph.training.update import Copies, SignalsHeld, Update, several
@@ -39,19 +43,20 @@ from oomph.tricks import apply
 from oomph.tricks.optimizer_in_backward import wants_closure
 
 _log = logging.getLogger("oomph")
-_FORMAT = 1  # version of the state_dict layout
+_FORMAT = 2  # version of the state_dict layout
 
 
 class Stepper:
     """Trains one batch at a time, in as many pieces as memory requires.
 
-    model: plain or in DistributedDataParallel, compiled or not. With DDP, each rank gets its part
-        of a batch, and all ranks step or all raise.
+    model: plain, in DistributedDataParallel or sharded by FSDP2, compiled or not. On several ranks,
+        each gets its part of a batch, and all step or all raise.
     loss: (model, batch) -> a scalar, as in a Workload; without one, use `micro`.
     plan: from oomph.plan. Its tricks are applied, and the sizes that it says fit are tried first.
     weight: what the loss averages over: "mean" over examples, "sum", "tokens" (labels that are not
         -100), "next-tokens" (for causal language models), or a function of a batch. If not given,
-        oomph finds it when a batch is first split. A wrong weight raises an error.
+        oomph finds it when a batch is first split. A wrong weight raises an error. On several
+        ranks, a weight that is given counts globally; else each rank counts the same.
     on_difference: what to do if training in pieces differs from training on whole batches, as with
         a loss that compares examples: "raise", "warn" and go on, or "ignore" (skip the check).
     accumulate: loader batches per optimizer step; `flush` ends a step early.
@@ -67,6 +72,8 @@ class Stepper:
     keeps_other_rngs: also restore Python's and numpy's generators, at some cost in every step.
     keeps_gradients: add to gradients that exist before a step, instead of dropping them.
     beside: modules that forward writes to and that neither the model nor `loss` refers to.
+    restart_file: where a smaller micro-batch is noted if a step cannot be recovered in place. A
+        Stepper that finds the file, as after torchrun has restarted all ranks, begins with it.
     noise_scale: "free" measures the gradient noise scale where a step has several pieces or ranks;
         "probe" also runs two halves of a batch, one step in fifty, where it has not; or "off".
     watch_stability: warn of a loss that oscillates or jumps, of gradients and updates that are out
@@ -98,23 +105,36 @@ class Stepper:
         keeps_other_rngs: bool = False,
         keeps_gradients: bool = False,
         beside: Sequence[nn.Module] = (),
+        restart_file: str | os.PathLike[str] | None = None,
         noise_scale: NoiseScaleMode = "free",
         watch_stability: bool = True,
         say: Callable[[str], None] | None = None,
     ) -> None:
         variant, optimizers = _variant_of(plan, precision), several(optimizer)
-        ranks = ranks_of(model, optimizers)
+        ranks = ranks_of_any(model, optimizers)
         _check(variant, ranks, accumulate=accumulate, clip_grad_norm=clip_grad_norm)
         _check_optimizers(optimizers)
         if plan is not None:
             apply.put_on_made(model, optimizers, variant)
         apply.set_precision(variant)
         self.model, self._ranks = model, ranks
+        restarts = RestartFile(restart_file)
         self._recovery = recovery_for(
-            model, variant, plan, micro_batch, last_resorts, say or _log.warning
+            model,
+            variant,
+            plan,
+            _first_size(micro_batch, plan, restarts.micro_batch()),
+            ranks.possible_resorts(last_resorts),
+            say or _log.warning,
         )
         say, splits = self._recovery.say, self._recovery.splits
         scaler = scaler_for(model, variant.precision, scaler, optimizers)
+        if scaler is not None and ranks.is_sharded:
+            raise UsageError(
+                "a sharded model cannot be trained with a loss scaler",
+                because="each rank would find other overflows in its shards",
+                attempt='precision="bf16", which needs no scaler',
+            )
         self._division = Division(
             weight, whole=whole, split=split, count=count, batch_dim=batch_dim
         )
@@ -164,6 +184,7 @@ class Stepper:
             meter=self._meter,
             signs=self._signs,
         )
+        self._attempts.restart_file = restarts
 
     def __call__(self, batch: Batch) -> Result:
         """Train on a batch. Raises OomphError if not even one example of it fits."""
@@ -211,11 +232,15 @@ class Stepper:
         def work(data: Batch) -> Any:
             return self._attempts.evaluate(data, function)
 
-        with in_eval_mode(self.model), self._ranks.quiet():
+        with (
+            in_eval_mode(self.model),
+            self._ranks.quiet(),
+            self._ranks.evaluating(work, self._recovery) as run,
+        ):
             weight = None if self._attempts.is_weight_in_doubt else self._division.weight
             is_rounded = self._attempts.is_rounded
             return self._evaluation.evaluate(
-                batch, work, weight, function=function, join=join, is_rounded=is_rounded
+                batch, run, weight, function=function, join=join, is_rounded=is_rounded
             )
 
     # ---- checkpoints ---------------------------------------------------------------------------
@@ -227,19 +252,22 @@ class Stepper:
         accumulated. Random generators and the loader's position are not included.
         """
         recovery, scaler = self._recovery, self._attempts.scaler
+        # torch.distributed.checkpoint takes a tuple as one value. Of a dict it loads only names
+        # that are in the state of the new Stepper, too.
         return {
             "format": _FORMAT,
-            "scaler": None if scaler is None else scaler.state_dict(),
-            "sizes": recovery.sizes.state(),
-            "measured": None if recovery.measured is None else recovery.measured.state(),
+            "scaler": (None if scaler is None else scaler.state_dict(),),
+            "sizes": (recovery.sizes.state(),),
+            "measured": (None if recovery.measured is None else recovery.measured.state(),),
             "tricks": list(recovery.resorts.switched_on),
             "num_ooms": recovery.num_ooms,
-            "accumulated": self._attempts.state(),
+            "accumulated": (self._attempts.state(),),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from another Stepper's state. Load the model and the optimizer first."""
         recovery, scaler = self._recovery, self._attempts.scaler
+        state = _opened(state)
         _check_state(state, has_scaler=scaler is not None)
         try:
             self._attempts.load(state["accumulated"])
@@ -302,17 +330,25 @@ def _variant_of(plan: Plan | None, precision: Precision | None) -> Variant:
     return plan.variant
 
 
+def _first_size(given: int | None, plan: Plan | None, noted: int | None) -> int | None:
+    """Return the micro-batch never to exceed: the one given, or less if an earlier start failed."""
+    planned = plan.micro_batch if plan else None
+    sizes = [size for size in (given or planned, noted) if size is not None]
+    return given if noted is None else min(sizes)
+
+
 def _check(
     variant: Variant, ranks: Ranks, *, accumulate: int, clip_grad_norm: float | None
 ) -> None:
     """Raise UsageError if options contradict each other."""
-    if variant.num_gpus > 1 and not (ranks.is_replicated and variant.sharding == "ddp"):
+    is_so = ranks.is_replicated if variant.sharding == "ddp" else ranks.is_sharded
+    if variant.num_gpus > 1 and not is_so:
         raise UsageError(
             f"the plan is for several GPUs ({variant.num_gpus}, {variant.sharding})",
-            because="a Stepper trains on one, or a model in DistributedDataParallel on each rank",
-            attempt="torchrun and DistributedDataParallel(model), or plan.to_code()",
+            because="this model is neither replicated nor sharded as planned",
+            attempt="torchrun, and model = oomph.apply(plan, model) before the optimizer is made",
         )
-    if variant.optimizer_in_backward and ranks.is_replicated:
+    if variant.optimizer_in_backward and ranks.is_joint:
         raise UsageError(
             "the optimizer cannot step in backward on several ranks",
             because="gradients are averaged only after backward",
@@ -342,6 +378,17 @@ def _check_optimizers(optimizers: Sequence[Optimizer]) -> None:
 
 
 _KEYS = {"format", "scaler", "sizes", "measured", "tricks", "num_ooms", "accumulated"}
+
+
+def _opened(state: Any) -> Any:
+    """Return a state without the tuples around its parts; format 1 had none."""
+    if not isinstance(state, dict):
+        return state
+    opened = {
+        name: part[0] if isinstance(part, tuple) and len(part) == 1 else part
+        for name, part in state.items()
+    }
+    return {**opened, "format": _FORMAT} if state.get("format") == 1 else opened
 
 
 def _check_state(state: object, *, has_scaler: bool) -> None:

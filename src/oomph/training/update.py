@@ -24,7 +24,14 @@ from oomph.errors import OomphError, UsageError
 from oomph.out_of_memory import is_out_of_memory
 from oomph.training.noise_meter import NoiseMeter
 from oomph.training.ranks import Answer, At, Ranks
-from oomph.training.recovery import half_updated, if_memory_allows, release, text_of, tried_twice
+from oomph.training.recovery import (
+    half_updated,
+    if_memory_allows,
+    own_part,
+    release,
+    text_of,
+    tried_twice,
+)
 from oomph.training.rollback import on_host, parameters_of
 from oomph.tricks.offload_optimizer import to_clip
 
@@ -61,13 +68,14 @@ class UpdateCopy:
 
     @torch.no_grad()
     def restore(self) -> None:
+        """Put everything back: shards into this rank's own part."""
         for optimizer, states in zip(self._optimizers, self._states, strict=True):
             for parameter in [p for p in optimizer.state if p not in states]:
                 del optimizer.state[parameter]
             for parameter, copied in states.items():
                 _restore_state(optimizer.state[parameter], copied)
         for parameter, weight in self._weights:
-            parameter.copy_(weight)
+            own_part(parameter).copy_(weight)
         for group, before in self._groups:
             group.update(before)
 
@@ -88,7 +96,7 @@ def _restore_state(state: Any, copied: Any) -> None:
     state.clear()
     for name, (value, content) in copied.items():
         if content is not None:
-            value.copy_(content)
+            own_part(value).copy_(content)
         state[name] = value
 
 
@@ -135,7 +143,7 @@ class Update:
         Nothing else changes, so this can be repeated after a failure.
         """
         if factor != 1:
-            gradients = [p.grad for p in self._parameters() if p.grad is not None]
+            gradients = [own_part(p.grad) for p in self._parameters() if p.grad is not None]
             torch._foreach_mul_(gradients, factor)
         self._factor = factor
         self.ranks.ready(self._meter.shared(self.ranks.num_ranks))
@@ -155,7 +163,7 @@ class Update:
             for optimizer in self.optimizers:
                 self._scaler.unscale_(optimizer)
         parameters = to_clip(self._parameters(), self.optimizers)
-        return tried_twice(lambda: torch.nn.utils.clip_grad_norm_(parameters, most))
+        return tried_twice(lambda: self.ranks.clip(parameters, most))
 
     # ---- the optimizer step --------------------------------------------------------------------
 
@@ -182,19 +190,21 @@ class Update:
 
     def _prepared(self, *, is_copied: bool) -> tuple[torch.Tensor | None, UpdateCopy | None]:
         """Return the norm if gradients are clipped, and a copy if all ranks have one."""
-        is_unscaled = bool(self._scaler) and (is_copied or self.ranks.is_replicated)
+        is_unscaled = bool(self._scaler) and (is_copied or self.ranks.is_joint)
         if self._clip is None and not is_copied and not is_unscaled:
             return None, None
 
         def work() -> tuple[tuple[torch.Tensor | None, UpdateCopy | None], Answer]:
             norm = None if self._clip is None else self._clipped(self._clip)
             copied = self._copied() if is_copied else None
-            if is_unscaled and (copied is not None or self.ranks.is_replicated):
+            if is_unscaled and (copied is not None or self.ranks.is_joint):
                 self._unscale()
             has_less = is_copied and copied is None
             return (norm, copied), Answer.AGAIN if has_less else Answer.DONE
 
         (norm, copied), least = self.ranks.together(At.PREPARED, work)
+        if norm is not None and self._clip is not None:
+            norm = self.ranks.clipped(norm, self._clip)
         return norm, copied if least is Answer.DONE else None
 
     def _tried(self) -> _Failure | None:
@@ -307,6 +317,8 @@ class Update:
 
         Return True on success. Without a host copy, this is the only way to recover.
         """
+        if not self.ranks.holds_whole_weights:
+            return False
         source = self.ranks.first_rank_where(has_stepped)
         if source is None:
             return False

@@ -12,4 +12,5 @@ ACCUMULATION = Definition(
     code=lambda v: f"(loss / {v.accumulation}).backward() {v.accumulation} times, then step()",
     caveat="weight micro-batches by what the loss averages over (examples or tokens)",
     splits_batch=True,
+    has_edit=True,
 )

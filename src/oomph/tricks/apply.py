@@ -18,10 +18,11 @@ import torch
 
 from oomph.errors import UsageError
 from oomph.records.plan import Plan
-from oomph.records.workload import Possible, Variant, check_optimizer
+from oomph.records.workload import Possible, Variant, check_optimizer, divides_parameters
 from oomph.tricks.blocks import named_blocks
 from oomph.tricks.definition import Definition, MakeOptimizer
 from oomph.tricks.sdpa import attention_is
+from oomph.tricks.sharding import start_alike
 from oomph.tricks.trick import TRICKS, to_put_on
 
 _prepared: WeakSet[Any] = WeakSet()  # models and optimizers that a plan has been applied to
@@ -31,6 +32,9 @@ def apply(
     plan: Plan, model: torch.nn.Module, make_optimizer: MakeOptimizer | None = None
 ) -> torch.nn.Module | tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Apply a plan's tricks to a model, before its optimizer is made, and return the model.
+
+    A plan for several GPUs needs its ranks running (torchrun, init_process_group). The model is
+    then returned in DistributedDataParallel, or sharded by FSDP2 with the first rank's weights.
 
     With `make_optimizer` (parameters -> optimizer), return the model and its planned optimizer.
     Autocast, the loss scaler and offloaded activations go around each forward: use a Stepper.
@@ -45,6 +49,8 @@ def apply(
     for trick in to_put_on(variant):
         if trick.cast is not None:
             trick.cast(model)
+    if divides_parameters(variant):
+        start_alike(model, variant)
     model = put_on_model(model, variant)
     _prepared.add(model)
     if make_optimizer is None:

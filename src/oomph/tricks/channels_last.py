@@ -68,6 +68,14 @@ def num_axes(given):
     return given.dim() if isinstance(given, torch.Tensor) else 0
 '''
 
+_IN_CODE = Fragment(
+    functions=[_LAY_OUT],
+    on_model=[
+        "model.to(memory_format=torch.channels_last)",
+        "model.register_forward_pre_hook(lay_out_images)",
+    ],
+)
+
 CHANNELS_LAST = Definition(
     name="channels-last",
     stability="rounding",
@@ -87,11 +95,6 @@ CHANNELS_LAST = Definition(
         "channels last: model.to(memory_format=torch.channels_last), and"
         " images.contiguous(memory_format=torch.channels_last)"
     ),
-    in_code=lambda _: Fragment(
-        functions=[_LAY_OUT],
-        on_model=[
-            "model.to(memory_format=torch.channels_last)",
-            "model.register_forward_pre_hook(lay_out_images)",
-        ],
-    ),
+    in_code=lambda _: _IN_CODE,
+    in_script=lambda _, __: _IN_CODE,
 )

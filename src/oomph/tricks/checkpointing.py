@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from oomph.errors import UsageError
 from oomph.records.workload import (
+    Possible,
     Variant,
     divides_parameters,
     listed_blocks,
@@ -270,8 +272,9 @@ def statistics_kept(norms, again):
 _SELECTIVE = '''
 def keep_expensive_ops(_context, op, *_args, **_kwargs):
     """Matrix products, convolutions and attention are kept; the rest is cheap to run again."""
+    policy = CheckpointPolicy
     is_expensive = op.name().split(".")[0] in EXPENSIVE
-    return CheckpointPolicy.MUST_SAVE if is_expensive else CheckpointPolicy.PREFER_RECOMPUTE
+    return policy.MUST_SAVE if is_expensive else policy.PREFER_RECOMPUTE
 '''
 _NO_CACHE = [
     'if getattr(getattr(model, "config", None), "use_cache", False):',
@@ -284,14 +287,20 @@ _SELECTIVE_IMPORT = """from torch.utils.checkpoint import (
 )"""
 
 
+_SELECTIVELY = "create_selective_checkpoint_contexts(keep_expensive_ops)"
+_EXPENSIVE = ["EXPENSIVE = (", *(f'    "aten::{name}",' for name in KEPT), ")"]
+
+
+def _contexts_code(is_selective: bool) -> str:
+    plain = "contextlib.nullcontext(), contextlib.nullcontext()"
+    return _CONTEXTS.replace("{contexts}", _SELECTIVELY if is_selective else plain)
+
+
 def _in_code(variant: Variant) -> Fragment:
     text = variant.checkpointing
     is_selective = text == "selective"
-    made = "create_selective_checkpoint_contexts(keep_expensive_ops)"
-    plain = "contextlib.nullcontext(), contextlib.nullcontext()"
-    contexts = _CONTEXTS.replace("{contexts}", made if is_selective else plain)
+    contexts = _contexts_code(is_selective)
     imported = "from torch.utils.checkpoint import checkpoint"
-    expensive = ["EXPENSIVE = (", *(f'    "aten::{name}",' for name in KEPT), ")"]
     listed = listed_blocks(text)
     if listed is not None:
         lines = [
@@ -304,7 +313,7 @@ def _in_code(variant: Variant) -> Fragment:
         lines = [f"for block in blocks_of(model){every}:", "    recompute(block)"]
     return Fragment(
         imports=["import contextlib", _SELECTIVE_IMPORT if is_selective else imported],
-        constants=expensive if is_selective else [],
+        constants=_EXPENSIVE if is_selective else [],
         functions=[*([_SELECTIVE] if is_selective else []), contexts, _RECOMPUTE],
         needs_blocks=True,
         on_model=[
@@ -312,6 +321,92 @@ def _in_code(variant: Variant) -> Fragment:
             *lines,
         ],
     )
+
+
+# A script's own names stay free: only `torch` is used, and functions that are not in it yet. What a
+# deep copy of the model copies is in the arguments of `partial`, and so are its own blocks.
+_IN_SCRIPT = '''
+def recompute(model, names):
+    """Keep nothing of these modules for backward, which computes them again."""
+    for block in map(model.get_submodule, names):
+        block.forward = functools.partial(recomputed, block, block.forward)
+
+
+def recomputed(block, forward, *args, **kwargs):
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return torch.utils.checkpoint.checkpoint({arguments})
+'''
+
+
+def _in_script(variant: Variant, possible: Possible) -> Fragment:
+    """Return the lines that recompute the blocks that a rehearsal found, by their names."""
+    numbers = recomputed_blocks(variant.checkpointing, possible.num_blocks)
+    names = [possible.block_names[number] for number in numbers]
+    is_selective = variant.checkpointing == "selective"
+    has_statistics = any(
+        norm == name or norm.startswith(f"{name}.")
+        for norm in possible.batch_norm_names
+        for name in names
+    )
+    context, functions = "", [_IN_SCRIPT]
+    if has_statistics:
+        context = "context_fn=lambda: contexts(block)"
+        functions.append(_contexts_code(is_selective))
+    elif is_selective:
+        context = f"context_fn=lambda: {_SELECTIVELY}"
+    given = "forward, *args, use_reentrant=False, **kwargs"
+    if context:
+        given = (
+            f"\n        forward,\n        *args,\n        use_reentrant=False,\n        {context},"
+        )
+        given += "\n        **kwargs,\n    "
+    functions[0] = _IN_SCRIPT.replace("{arguments}", given)
+    if possible.attention_is in ("eager", "sdpa"):  # a model of transformers
+        first = "    for block in map("
+        cache = "".join(f"    {line}\n" for line in _NO_CACHE)
+        functions[0] = functions[0].replace(first, cache + first)
+    text = "\n".join([*functions, *([_SELECTIVE] if is_selective else [])])
+    for name in ("CheckpointPolicy", "create_selective_checkpoint_contexts"):
+        text = re.sub(rf"(?<![.\w]){name}\b", f"torch.utils.checkpoint.{name}", text)
+    return Fragment(
+        imports=[
+            *(["import contextlib"] if has_statistics else []),
+            "import functools",
+            "import torch.utils.checkpoint",
+        ],
+        constants=_EXPENSIVE if is_selective else [],
+        functions=[text],
+        on_model=[f"recompute(model, {in_short(names)})"],
+    )
+
+
+def in_short(names: Sequence[str]) -> str:
+    """Return a Python expression for names of modules: numbers that follow each other as a range.
+
+    [f"layers.{n}" for n in range(12)] if they differ in one number, else the list.
+    """
+    parts = [re.split(r"(\d+)", name) for name in names]
+    differing = {
+        place
+        for each in parts[1:]
+        for place, (one, other) in enumerate(zip(each, parts[0], strict=False))
+        if one != other
+    }
+    listed = repr(list(names)).replace("'", '"')
+    if len(names) < 3 or len(differing) != 1 or len({len(each) for each in parts}) > 1:
+        return listed
+    (place,) = differing
+    if place % 2 == 0 or any(str(int(each[place])) != each[place] for each in parts):
+        return listed
+    numbers = [int(each[place]) for each in parts]
+    step = numbers[1] - numbers[0]
+    if step < 1 or numbers != list(range(numbers[0], numbers[-1] + 1, step)):
+        return listed
+    first = f"{numbers[0]}, " if numbers[0] or step > 1 else ""
+    every = f", {step}" if step > 1 else ""
+    before, after = "".join(parts[0][:place]), "".join(parts[0][place + 1 :])
+    return f'[f"{before}{{n}}{after}" for n in range({first}{numbers[-1] + 1}{every})]'
 
 
 CHECKPOINTING = Definition(
@@ -326,4 +421,5 @@ CHECKPOINTING = Definition(
     put_on_model=lambda model, variant: checkpoint_blocks(model, variant.checkpointing),
     by_hand=_by_hand,
     in_code=_in_code,
+    in_script=_in_script,
 )

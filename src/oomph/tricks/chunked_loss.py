@@ -351,4 +351,9 @@ CHUNKED_LOSS = Definition(
         on_model=["chunk_loss(model)"],
         notes=["It needs oomph, for the loss in chunks, which has no short form."],
     ),
+    in_script=lambda _, __: Fragment(
+        imports=["import oomph.tricks.chunked_loss"],
+        on_model=["oomph.tricks.chunked_loss.chunk_loss(model)"],
+        binds_model=True,
+    ),
 )

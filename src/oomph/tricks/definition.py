@@ -125,6 +125,7 @@ class Fragment:
     makes_optimizer: bool = False  # defines planned_optimizer(parameters, make_optimizer)
     optimizer_class: str = ""  # made from (parameters, make_optimizer)
     notes: Sequence[str] = ()  # sentences for the file's docstring
+    binds_model: bool = False  # a deep copy of the model would go on computing with its weights
 
 
 # Why a trick cannot be put around a script, which makes its model and its optimizer itself.
@@ -182,6 +183,10 @@ class Definition:
     in_code: Callable[[Variant], Fragment] = lambda _: Fragment()
     # What a target's settings cannot express, and the line of code that does it.
     by_hand: Callable[[Variant, str], Sequence[str]] = lambda _, __: ()
+    # Whether exporting/rewriting has an edit of its own for it. Otherwise `in_script` is what to
+    # insert below the line that makes the script's model; None: `plan --diff` says it by hand.
+    has_edit: bool = False
+    in_script: Callable[[Variant, Possible], Fragment] | None = None
 
     def is_on(self, variant: Variant) -> bool:
         """Return whether a variant uses the trick."""

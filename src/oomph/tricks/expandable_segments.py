@@ -46,4 +46,5 @@ EXPANDABLE_SEGMENTS = Definition(
             "",
         ]
     ),
+    has_edit=True,
 )

@@ -249,4 +249,5 @@ OFFLOAD_ACTIVATIONS = Definition(
     # torch's save_on_cpu moves everything, parameters too, and waits for each copy.
     by_hand=by_hand(f"activations on the host: {_LINE}"),
     in_code=_in_code,
+    has_edit=True,
 )

@@ -194,6 +194,7 @@ def _switch(
         put_on_made=put_on_made,
         by_hand=by_hand(f"the optimizer: your optimizer with {written}", unless=unless),
         in_code=_implementation,
+        has_edit=True,
         **hooks,
     )
 

@@ -67,6 +67,7 @@ TF32 = Definition(
             "torch.backends.cudnn.allow_tf32 = True",
         ]
     ),
+    has_edit=True,
 )
 
 BF16 = Definition(
@@ -90,6 +91,7 @@ BF16 = Definition(
             else ["torch.autocast(DEVICE.type, torch.bfloat16)"]
         )
     ),
+    has_edit=True,
 )
 
 FP16 = Definition(
@@ -105,6 +107,7 @@ FP16 = Definition(
         constants=["SCALER = torch.amp.GradScaler(DEVICE.type)  # fp16's gradients underflow"],
         around_forward=["torch.autocast(DEVICE.type, torch.float16)"],
     ),
+    has_edit=True,
 )
 
 

@@ -90,4 +90,5 @@ SDPA = Definition(
     in_code=lambda _: Fragment(
         on_model=['model.set_attn_implementation("sdpa")  # of a Hugging Face model']
     ),
+    in_script=lambda _, __: Fragment(on_model=['model.set_attn_implementation("sdpa")']),
 )

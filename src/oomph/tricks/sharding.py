@@ -14,6 +14,7 @@ from oomph.records.workload import (
     Sharding,
     Variant,
     check_sharding,
+    divides_layers,
     divides_parameters,
     fills_nodes,
     grid_of,
@@ -21,6 +22,8 @@ from oomph.records.workload import (
     torchrun_on,
 )
 from oomph.tricks.definition import Definition, Fragment, Request, by_hand
+from oomph.tricks.mesh import check_group, mesh_of
+from oomph.tricks.tensor_parallel import split_layers
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +33,7 @@ def _put_on_ranks(model: torch.nn.Module, variant: Variant) -> torch.nn.Module:
     """Replicate or shard the model. Make the optimizer from its parameters afterwards."""
     import torch
 
-    _check_group(variant.num_gpus)
+    check_group(variant.num_gpus)
     if divides_parameters(variant):
         return _divided(model, variant)
     # With views, gradients live in the buckets that are sent; without, each exists twice.
@@ -40,7 +43,6 @@ def _put_on_ranks(model: torch.nn.Module, variant: Variant) -> torch.nn.Module:
 def _divided(model: torch.nn.Module, variant: Variant) -> torch.nn.Module:
     """Shard with FSDP2: each block gathers its parameters to run; the root, the rest, keeps its."""
     import torch
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
         CPUOffloadPolicy,
         MixedPrecisionPolicy,
@@ -55,15 +57,15 @@ def _divided(model: torch.nn.Module, variant: Variant) -> torch.nn.Module:
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if low else None, reduce_dtype=torch.float32 if low else None
     )
-    copies, shards = grid_of(variant)
-    device = next(model.parameters()).device.type
+    device = _device_of(model).type
     offload = OffloadPolicy()
     if holds_parameters_on_host(variant):
         offload = CPUOffloadPolicy(pin_memory=device == "cuda")
-    if copies == 1:
-        mesh = init_device_mesh(device, (shards,))
-    else:
-        mesh = init_device_mesh(device, (copies, shards), mesh_dim_names=("copies", "shards"))
+    mesh = mesh_of(variant, device)
+    if divides_layers(variant):  # first, so that FSDP shards each part of a layer
+        split_layers(model, mesh["tensor"])
+    copies, _ = grid_of(variant)
+    mesh = mesh["shards"] if copies == 1 else mesh["copies", "shards"]
     for block in find_blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=policy, offload_policy=offload)
     # It changes the model's class.
@@ -71,18 +73,27 @@ def _divided(model: torch.nn.Module, variant: Variant) -> torch.nn.Module:
     return model
 
 
-def _check_group(num_gpus: int) -> None:
+def start_alike(model: torch.nn.Module, variant: Variant) -> None:
+    """Give every rank the weights of the first: sharding does not do that by itself."""
+    import torch
     from torch import distributed
 
-    is_there = distributed.is_available() and distributed.is_initialized()
-    num_ranks = distributed.get_world_size() if is_there else 1
-    if num_ranks != num_gpus:
-        raise UsageError(
-            f"{num_gpus} GPUs are needed, but {num_ranks} rank{'s' * (num_ranks > 1)} run",
-            because="each GPU needs a process of its own",
-            attempt=f"torchrun --nproc-per-node {num_gpus}, and"
-            " torch.distributed.init_process_group()",
-        )
+    check_group(variant.num_gpus)
+    device = _device_of(model)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            sent = tensor.detach().to(device).contiguous()
+            distributed.broadcast(sent, 0)
+            tensor.copy_(sent)
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    """Return where a model is to be trained: a model on the host may be moved shard by shard."""
+    import torch
+
+    device = next(model.parameters()).device
+    is_on_host = device.type == "cpu" and torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if is_on_host else device
 
 
 # ---- how many GPUs can share a batch -------------------------------------------------------------

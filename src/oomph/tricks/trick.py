@@ -30,6 +30,7 @@ from oomph.tricks.optimizers import ADAFACTOR, FOR_LOOP_OPTIMIZER, FOREACH, FUSE
 from oomph.tricks.precision import BF16, FP16, PURE_BF16, TF32
 from oomph.tricks.sdpa import SDPA
 from oomph.tricks.sharding import DDP, FSDP, HYBRID
+from oomph.tricks.tensor_parallel import TENSOR_PARALLEL
 from oomph.tricks.zero_offload import ZERO_OFFLOAD
 
 TRICKS: tuple[Definition, ...] = (
@@ -46,6 +47,7 @@ TRICKS: tuple[Definition, ...] = (
     DDP,
     FSDP,
     HYBRID,
+    TENSOR_PARALLEL,
     OFFLOAD_ACTIVATIONS,
     OFFLOAD_OPTIMIZER,
     # equal up to rounding

@@ -28,6 +28,7 @@ def check(
     memory is used.
     """
     from oomph.errors import UsageError
+    from oomph.progress import silent
     from oomph.records.check import CHECKS
     from oomph.rehearsing.child import in_a_child
     from oomph.rehearsing.traces import split
@@ -38,15 +39,13 @@ def check(
             raise UsageError(
                 f"there is no check {name!r:.40}",
                 because=f"the checks are {', '.join(CHECKS)}",
-                attempt=f"only={CHECKS[0]!r}",
+                attempt=f"some of them, such as {CHECKS[0]}",
             )
     place = split(workload) if isinstance(workload, str) else workload
 
     def run() -> Checks:
         from oomph.stability.checking import check_workload  # only the child imports torch
 
-        return check_workload(
-            place, only=wanted, num_examples=examples, say=say or (lambda _: None)
-        )
+        return check_workload(place, only=wanted, num_examples=examples, say=say or silent)
 
     return in_a_child(run)

@@ -36,6 +36,9 @@ def predict(
     measured_checkpointing: str | None = None,
     num_gpus: int = 1,
     sharding: str | None = None,
+    tensor_parallel: int = 1,
+    gpus_per_node: int = 8,
+    link: str | None = None,
     keeps: Keeps | None = None,
     unprotected: bool = False,
     fresh: bool = False,
@@ -45,30 +48,25 @@ def predict(
 
     `workload` is a Workload, or where to find one: "train.py:workload"; or an unchanged script: its
     path, or a Script with its arguments. A script runs in a sandbox, up to its second optimizer
-    step; `unprotected` runs it even if no sandbox is possible, `fresh` rehearses it again instead
-    of using an earlier rehearsal. Nothing is trained and no memory of the model's size is used; the
-    rehearsal runs in a child process. `say` is called when something takes seconds.
+    step; `unprotected` runs it even if no sandbox is possible, `fresh` rehearses it again. Nothing
+    is trained, and a child process rehearses. `say` is called when something takes seconds.
 
     `precision` defaults to the script's own, and to "fp32" for a workload. `checkpointing` is
-    "none", "blocks" (every block is recomputed), "every-2" (every second), "blocks:0,3" (the first
-    and the fourth) or "selective" (what is cheap to recompute). `optimizer` is "as-is"; the user's
-    own as "fused", "foreach" or "for-loop", or with state in "8-bit"; or another one: "adafactor",
-    "sgd", "muon".
+    "none", "blocks" (all), "every-2", "blocks:0,3" (the first and the fourth) or "selective" (what
+    is cheap to recompute). `optimizer` is "as-is"; the user's own as "fused", "foreach" or
+    "for-loop", or with state in "8-bit"; or another one: "adafactor", "sgd", "muon".
 
     `attention="sdpa"` replaces eager attention by torch's fused one, `loss="chunked"` computes a
     language model's loss in pieces, `optimizer_in_backward` applies and frees each gradient at
     once, `offload` moves "activations" or the "optimizer" to the host, or with "zero" the optimizer
     and the fp32 weights. `adapters` trains "lora" or "qlora" instead of the whole model, of
     `lora_rank` (16) on the blocks' linear layers or, with `lora_targets="attention"`, on those of
-    attention. `channels_last` stores images so. `keeps="outputs"` is for a loop that keeps `outputs
-    = model(...)` until the next step, "nothing" for others; by default as the workload says.
+    attention. `keeps="outputs"`: your loop keeps `outputs = model(...)` until the next step.
 
-    On several GPUs, `sharding` is "ddp" (the default: each holds everything), "fsdp" (the model
-    and its optimizer are divided among all) or "hybrid" (divided within groups of GPUs); the
-    micro-batch and all memory figures are per GPU.
-
-    `measured_step_s` is the measured time of one optimizer step on that GPU, at the `measured_`
-    settings (by default those requested); the predicted time is then scaled to it.
+    On several GPUs, `sharding` is "ddp" (the default), "fsdp" (all divide the model and its
+    optimizer) or "hybrid" (groups do); micro-batch and memory are per GPU. With `tensor_parallel=8`
+    8 GPUs share each layer. `link` joins machines of `gpus_per_node`: "infiniband-400". Times are
+    scaled to `measured_step_s`, the time of a step on that GPU at the `measured_` settings.
     """
     from dataclasses import replace
 
@@ -81,21 +79,24 @@ def predict(
         refuse_measured_step,
         what_to_train,
     )
+    from oomph.progress import silent
     from oomph.records.script import Script
     from oomph.records.workload import (
         Variant,
         check_checkpointing,
+        check_grid,
         check_keeps,
         check_lora,
         check_optimizer,
-        check_sharding,
     )
     from oomph.rehearsing.traces import Request
     from oomph.sensing.target import find_target
+    from oomph.verbs.notebook import draw_in_notebooks
 
+    draw_in_notebooks()
     offload = (offload,) if isinstance(offload, str) else tuple(offload)
     check_tricks(attention, loss, adapters, offload, (lora_rank, lora_targets))
-    target = find_target(gpu, gpu_memory)
+    target = find_target(gpu, gpu_memory).joined_by(link)
     tricks = Variant(
         micro_batch=1,
         precision=precision or "fp32",
@@ -110,8 +111,7 @@ def predict(
         adapters=adapters,
         **check_lora(lora_rank, lora_targets),
         channels_last=channels_last,
-        num_gpus=num_gpus,
-        sharding=check_sharding(sharding, num_gpus),
+        **check_grid(sharding, num_gpus, gpus_per_node, tensor_parallel),
     )
     request = Request(tricks=tricks, micro_batch=micro_batch, keeps=check_keeps(keeps))
     like = replace(
@@ -126,7 +126,7 @@ def predict(
     described = (measured_micro_batch, measured_precision, measured_checkpointing)
     check_measured_step(measured_step_s, described, is_named=gpu is not None)
     measured = None if measured_step_s is None else (like, measured_step_s)
-    tell, trained = say or (lambda _: None), what_to_train(workload)
+    tell, trained = say or silent, what_to_train(workload)
     if isinstance(trained, Script):
         refuse_measured_step(measured)
         refuse_keeps(keeps)

@@ -20,7 +20,9 @@ def report(run: Run | RunSummary | str = "last") -> Report:
     going, or whose watcher was killed.
     """
     from oomph.explaining.diagnose import diagnose
+    from oomph.verbs.notebook import draw_in_notebooks
 
+    draw_in_notebooks()
     return diagnose(_loaded(run))
 
 

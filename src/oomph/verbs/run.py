@@ -40,9 +40,10 @@ def run_emulated(memory: str | int, command: Sequence[str]) -> EmulatedRun:
     from pathlib import Path
 
     from oomph.errors import UsageError
+    from oomph.monitoring.startup import hooked
     from oomph.monitoring.wrapping import Child, NotStarted, Stopping, held_signals
     from oomph.predicting.allocator_settings import parse_settings
-    from oomph.pretending.emulated_run import hooked, read_run, settings_text, size_of
+    from oomph.pretending.emulated_run import read_run, settings_text, size_of
 
     total_bytes = size_of(memory)
     parse_settings(settings_text())  # refuse invalid settings here, not in each process

@@ -16,6 +16,7 @@ def serve(
     port: int,
     token: bool,
     plans: str | None,
+    workloads: str | None,
     per_process: bool,
     tell: Callable[[Served], None],
 ) -> None:
@@ -23,7 +24,13 @@ def serve(
     from oomph.serving import dashboard
 
     dashboard.serve(
-        host=host, port=port, token=token, plans=plans, per_process=per_process, tell=tell
+        host=host,
+        port=port,
+        token=token,
+        plans=plans,
+        workloads=workloads,
+        per_process=per_process,
+        tell=tell,
     )
 
 

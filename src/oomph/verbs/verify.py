@@ -37,12 +37,13 @@ def verify(
     Raises Unreadable if there is no GPU or torch cannot use it.
     """
     from oomph.planning.predictions import what_to_train
+    from oomph.progress import silent
     from oomph.records.script import Script
     from oomph.records.workload import Variant, Workload, check_checkpointing, check_optimizer
     from oomph.rehearsing.traces import Request
     from oomph.verifying import verifier
 
-    tell, trained = say or (lambda _: None), what_to_train(workload)
+    tell, trained = say or silent, what_to_train(workload)
     tricks = Variant(
         micro_batch=1,
         precision=precision or "fp32",
@@ -82,9 +83,10 @@ def verify_zoo(
     `only` are the names of some. After Ctrl-C the verification has the models until then. On an
     emulated GPU the models are tiny.
     """
+    from oomph.progress import silent
     from oomph.verifying import verifier
 
-    tell = say or (lambda _: None)
+    tell = say or silent
     here = verifier.gpu_here(emulate)
     tell(f"verifying on {here.target.name}")
     return verifier.verify_zoo(here, verifier.zoo_names(only), tell)

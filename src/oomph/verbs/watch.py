@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from oomph.monitoring.command import Watched as Watched
     from oomph.monitoring.wrapping import Ended
@@ -15,15 +16,49 @@ if TYPE_CHECKING:
     from oomph.showing.terminal import Glyphs
 
 
-def watch(command: Sequence[str], probe: Probe | None = None, *, alerts: bool = True) -> Watched:
+# In every Python process of a command, once it has imported torch.
+_RECORD = "from oomph.monitoring.memory_history import record_this_process; record_this_process()"
+
+
+def watch(
+    command: Sequence[str],
+    probe: Probe | None = None,
+    *,
+    alerts: bool = True,
+    records: bool = False,
+) -> Watched:
     """Run a command to its end, or until the probe has seen enough, and record what happened.
 
     Problems such as a hang are reported in a line on standard error, unless `alerts` is False.
+    With `records` its allocations are recorded, too, and kept if the GPU runs out of memory.
     Raises NotStarted if the command cannot be started. Call it from the main thread.
     """
+    import os
+
     from oomph.monitoring import command as watched
 
-    return watched.watch(command, probe, alerts=alerts)
+    if not records:
+        return watched.watch(command, probe, alerts=alerts)
+    from oomph.monitoring.startup import hooked
+
+    before = os.environ.get("PYTHONPATH")
+    with hooked("torch", _RECORD) as environment:
+        os.environ["PYTHONPATH"] = environment["PYTHONPATH"]
+        try:
+            return watched.watch(command, probe, alerts=alerts)
+        finally:
+            os.environ.pop("PYTHONPATH")
+            if before is not None:
+                os.environ["PYTHONPATH"] = before
+
+
+def memory_snapshots(name: str) -> tuple[Path, ...]:
+    """Return the memory snapshots of a run, as it ran out of memory; the earliest first."""
+    from oomph.monitoring.diary import find_directory
+    from oomph.monitoring.memory_history import RECORDS
+
+    found = find_directory(name).glob(f"{RECORDS}-*.pickle")
+    return tuple(sorted(found, key=lambda path: path.stat().st_mtime))
 
 
 def end_like(ended: Ended) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oomph.errors import OomphError, Unreadable, UsageError
+from oomph.errors import OomphError, Unreadable, UsageError, without_attempt
 from oomph.planning.predictions import predict_script_by_trace, predict_workload_by_trace
 from oomph.pretending.emulated_run import settings_text, size_of
 from oomph.records.machine import Device
@@ -78,7 +78,7 @@ def gpu_here(emulate: str | int | None) -> GpuHere:
         problem = machine.problem if device is None else device.problem
         raise Unreadable(
             "there is no GPU here to verify on",
-            because=problem or "this machine shows none",
+            because=without_attempt(problem or "this machine shows none"),
             attempt=_EMULATE,
         )
     return GpuHere(

@@ -379,7 +379,11 @@ def with_split(draft: Draft, seen: Seen, variant: Variant) -> Draft:
     own = own_numbers(loop)
     batches = batches_of(draft.code, loop)
     made = batches.made if batches else loader_made(draft.code, seen)
-    if made is not None:
+    if own:
+        _check_ends(loop, batches, list(_remainders(loop)))
+    if seen.micro_batch == variant.micro_batch:
+        pass  # an argument has already set it
+    elif made is not None:
         draft = with_loader(draft, seen, made, variant.micro_batch)
     else:
         draft = _with_made_batch(draft, seen, loop, variant.micro_batch)
@@ -394,6 +398,51 @@ def with_split(draft: Draft, seen: Seen, variant: Variant) -> Draft:
         else:
             draft = with_inner_loop(draft, loop, times)
     return draft.applied()
+
+
+def ends_too_soon(code: Code) -> bool:
+    """Return whether the loop certainly ends by a count of micro-batches; False if not found."""
+    try:
+        loop = training_loop(code)
+        batches = batches_of(code, loop)
+        remainders = list(_remainders(loop))
+    except NotCertain:
+        return False
+    try:
+        _check_ends(loop, batches, remainders)
+    except NotCertain:
+        return True
+    return False
+
+
+def _check_ends(loop: Loop, batches: Batches | None, remainders: Sequence[ast.BinOp]) -> None:
+    """Raise NotCertain if the loop ends by a count of micro-batches, which would come sooner."""
+    source, statement = loop.source, loop.statement
+    if not remainders:
+        return  # the micro-batches are an inner loop
+    counted = statement.iter if batches is None and isinstance(statement, ast.For) else None
+    if is_call_of(counted, "range", "trange"):
+        raise NotCertain(f"{source.where(statement)} counts micro-batches, and would end too soon")
+    counts = names_in(statement.target, ast.Store) if isinstance(statement, ast.For) else set()
+    for one in ast.walk(statement):
+        if isinstance(one, ast.AugAssign) and not _is_under(source, one, remainders):
+            counts |= names_in(one.target, ast.Store)
+    for one in ast.walk(statement):
+        ends = isinstance(one, ast.If) and any(isinstance(each, ast.Break) for each in one.body)
+        if not ends or _is_under(source, one, remainders):
+            continue
+        if isinstance(one, ast.If) and names_in(one.test) & counts:
+            raise NotCertain(f"{source.where(one)} ends the loop by a count of micro-batches")
+    if isinstance(statement, ast.While) and names_in(statement.test) & counts:
+        raise NotCertain(f"{source.where(statement)} counts micro-batches, and would end too soon")
+
+
+def _is_under(source: Source, node: ast.AST, remainders: Sequence[ast.BinOp]) -> bool:
+    """Return whether a statement runs only when a step is due."""
+    return any(
+        isinstance(outer, ast.If) and any(one in remainders for one in ast.walk(outer.test))
+        for outer in source.above(node)
+    )
 
 
 def _with_own_numbers(

@@ -13,15 +13,18 @@ import ast
 import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
 from oomph.exporting.rewriting.accumulation import loader_made, with_loader, with_split
 from oomph.exporting.rewriting.draft import Draft, Option, origin_of
 from oomph.exporting.rewriting.loop import drops_last, with_lengths
+from oomph.exporting.rewriting.model import with_lines_on_model
 from oomph.exporting.rewriting.precision import (
     with_checkpointing,
+    with_offload,
     with_optimizer,
     with_precision,
     with_segments,
@@ -37,8 +40,9 @@ from oomph.exporting.rewriting.source import (
 )
 from oomph.exporting.settings import accelerate_settings, trainer_arguments, training_arguments
 from oomph.records.plan import Plan
-from oomph.records.script import ScriptChanges, Seen
-from oomph.records.workload import Variant, torchrun_on
+from oomph.records.script import Aspect, ScriptChanges, Seen
+from oomph.records.workload import Possible, Variant, torchrun_on
+from oomph.tricks.definition import Fragment
 from oomph.tricks.trick import to_put_on
 
 # ---- keywords of TrainingArguments, Lightning's Trainer and Accelerator --------------------------
@@ -89,17 +93,33 @@ def _the_call(code: Code, *names: str) -> tuple[Source, ast.Call]:
     return found[0]
 
 
+def _the_calls(code: Code, *names: str) -> list[tuple[Source, ast.Call]]:
+    """Return the call, or the calls of one conditional that make the same object either way."""
+    found = list(code.calls(*names))
+    made = {_target(source, call) for source, call in found}
+    return found if found and len(made) == 1 and None not in made else [_the_call(code, *names)]
+
+
+def _target(source: Source, call: ast.Call) -> tuple[str, ast.AST, str] | None:
+    """Return what a call, or a conditional with it, is assigned to: file, scope, name."""
+    node = source.parents[call]
+    while isinstance(node, ast.IfExp):
+        node = source.parents[node]
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return None
+    return source.path, source.scope_of(node), source.code(node.targets[0])
+
+
 def _with_keywords(draft: Draft, names: tuple[str, ...], wanted: Mapping[str, object]) -> Draft:
     """Set each keyword of the call, unless it already has that value."""
     for name, value in wanted.items():
-        source, call = _the_call(draft.code, *names)
-        own = argument_of(call, name)
-        if own is None and _DEFAULTS.get(name, _UNKNOWN) == value:
-            _check_unpacked(source, call, name, value)
-            continue
-        if isinstance(own, ast.Constant) and own.value == value:
-            continue
-        draft = _with_keyword(draft, source, call, name, value).applied()
+        for number in range(len(_the_calls(draft.code, *names))):
+            source, call = _the_calls(draft.code, *names)[number]
+            own = argument_of(call, name)
+            if own is None and _DEFAULTS.get(name, _UNKNOWN) == value:
+                _check_unpacked(source, call, name, value)
+            elif not (isinstance(own, ast.Constant) and own.value == value):
+                draft = _with_keyword(draft, source, call, name, value).applied()
     return draft
 
 
@@ -186,8 +206,10 @@ def _with_trainer(draft: Draft, seen: Seen, variant: Variant) -> Draft:
     return _with_loader_of_tool(draft, seen, variant)
 
 
-def _with_accelerator(draft: Draft, seen: Seen, variant: Variant) -> Draft:
-    source, call = _the_call(draft.code, "Accelerator")
+def _with_accelerator(
+    draft: Draft, seen: Seen, variant: Variant, *, sets_precision: bool = True
+) -> Draft:
+    source, call = _the_calls(draft.code, "Accelerator")[0]
     if variant.accumulation > 1 and not any(
         "accumulate" in one.names for one in draft.code.files.values()
     ):
@@ -196,7 +218,7 @@ def _with_accelerator(draft: Draft, seen: Seen, variant: Variant) -> Draft:
             " `with accelerator.accumulate(model):`"
         )
     wanted = dict(accelerate_settings(variant).arguments)
-    if _computes_alike(seen, variant):
+    if _computes_alike(seen, variant) or not sets_precision:
         wanted.pop("mixed_precision")
     draft = _with_keywords(draft, ("Accelerator",), wanted)
     return _with_loader_of_tool(draft, seen, variant)
@@ -236,31 +258,54 @@ def script_changes(
     seen: Seen,
     plan: Plan,
     *,
+    possible: Possible | None = None,
+    autocasts: bool = False,
     directory: str = "/",
 ) -> ScriptChanges:
     """Return the changes. The first source, by path, is the script, then the user's own imports.
 
-    The diff names files relative to `directory`, so that git apply works there.
+    `possible` has the names of the model's parts. With `autocasts`, a loop of accelerate gets
+    torch's autocast around forward and loss: accelerate's own casts what the model returns to
+    fp32. The diff names files relative to `directory`, so that git apply works there.
     """
     readable, by_hand = _read(sources)
-    start = Draft(code=Code(files=readable, marks=_marks(readable, seen)), arguments=(*arguments,))
-    draft = start
-    for what, change in _changes(start.code, seen, plan.variant) if readable else []:
+    start = Draft(code=code_of(readable, seen), arguments=(*arguments,))
+    draft, left = start, list[Aspect]()
+    changes = _changes(start.code, seen, plan.variant, possible, autocasts) if readable else []
+    for change in changes:
         changed = _tried(change, draft)
         if isinstance(changed, Draft):
             draft = changed
         else:  # say why with line numbers of the user's own text, if the change fails there too
             of_start = _tried(change, start)
-            by_hand.append(f"{what}: {changed if isinstance(of_start, Draft) else of_start}")
+            why = changed if isinstance(of_start, Draft) else of_start
+            by_hand.append(f"{change.words}: {why}")
+            left.append(change.aspect)
     by_hand += _beyond(plan.variant)
     return ScriptChanges(
         diff="".join(
-            _diff(_name_from(path, directory), source.text, draft.code.files[path].text)
+            diff_of(name_from(path, directory), source.text, draft.code.files[path].text)
             for path, source in readable.items()
         ),
         arguments=draft.arguments,
         by_hand=tuple(by_hand),
+        left=tuple(left),
+        edited=tuple(
+            (path, draft.code.files[path].text)
+            for path, source in readable.items()
+            if draft.code.files[path].text != source.text
+        ),
     )
+
+
+def code_of(files: Mapping[str, Source], seen: Seen) -> Code:
+    """Return the files with the places where the rehearsal saw each event."""
+    return Code(files=files, marks=_marks(files, seen))
+
+
+def read_sources(sources: Mapping[str, str]) -> dict[str, Source]:
+    """Return the files that are Python."""
+    return _read(sources)[0]
 
 
 def _read(sources: Mapping[str, str]) -> tuple[dict[str, Source], list[str]]:
@@ -283,29 +328,89 @@ def _source(path: str, text: str) -> Source | Exception:
 
 # ---- the changes to try --------------------------------------------------------------------------
 
-Change = Callable[[Draft], Draft]  # raises NotCertain
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change to try, with the words for doing it by hand."""
+
+    aspect: Aspect
+    words: str
+    make: Callable[[Draft], Draft]  # raises NotCertain
 
 
-def _changes(code: Code, seen: Seen, variant: Variant) -> list[tuple[str, Change]]:
-    """Return the changes to try, each with the words for doing it by hand."""
-    blocks = variant.checkpointing.replace(":", " ")
-    segments: tuple[str, Change] = "expandable segments", lambda d: with_segments(d, variant)
-    settings: list[tuple[str, Change]] = [
+def _changes(
+    code: Code, seen: Seen, variant: Variant, possible: Possible | None, autocasts: bool
+) -> list[Change]:
+    framework = framework_of(code)
+    segments = Change("other", "expandable segments", lambda d: with_segments(d, variant))
+    offload = Change(
+        "other",
+        "activations on the host",
+        lambda d: with_offload(d, variant, is_plain=framework is None),
+    )
+    settings = [
+        offload,
         segments,
-        ("TF32", lambda d: with_tf32(d, variant)),
-        (f"optimizer: {variant.optimizer}", lambda d: with_optimizer(d, seen, variant)),
-        (f"checkpointing of {blocks}", lambda d: with_checkpointing(d, seen, variant)),
+        Change("other", "TF32", lambda d: with_tf32(d, variant)),
+        Change(
+            "other",
+            f"optimizer: {variant.optimizer}",
+            lambda d: with_optimizer(d, seen, variant),
+        ),
+        *_on_model(seen, variant, possible),
     ]
-    split, framework = _split(variant), framework_of(code)
+    autocast = Change(
+        "precision",
+        f"autocast to {variant.precision}",
+        lambda d: with_precision(d, seen, variant),
+    )
+    split = _split(variant)
     if framework is None:
-        autocast = f"autocast to {variant.precision}"
-        settings.insert(0, (autocast, lambda d: with_precision(d, seen, variant)))
+        around = [autocast]
         if variant.num_gpus == 1:
-            settings.insert(0, (split, lambda d: with_split(d, seen, variant)))
-        return settings
+            around.insert(0, Change("split", split, lambda d: with_split(d, seen, variant)))
+        return [*around, *settings]
     tool, change = _TOOLS[framework]
-    of_tool = f"{tool}: {split}, {variant.precision}", lambda d: change(d, seen, variant)
-    return [of_tool, segments] if framework == "hf" else [of_tool, *settings]
+    of_tool = Change(
+        "split", f"{tool}: {split}, {variant.precision}", lambda d: change(d, seen, variant)
+    )
+    if framework == "hf":  # it sets the optimizer, TF32 and checkpointing itself
+        own = (one for one in _on_model(seen, variant, possible) if one.aspect != "checkpointing")
+        return [of_tool, offload, segments, *own]
+    if autocasts and framework == "accelerate":
+        without = partial(_with_accelerator, seen=seen, variant=variant, sets_precision=False)
+        return [Change("split", split, without), autocast, *settings]
+    return [of_tool, *settings]
+
+
+def _on_model(seen: Seen, variant: Variant, possible: Possible | None) -> list[Change]:
+    """Return the changes that are lines below the one that makes the model."""
+    blocks = variant.checkpointing.replace(":", " ")
+    words = {"checkpointing": f"checkpointing of {blocks}", "channels-last": "channels last"}
+    found = []
+    for trick in to_put_on(variant):
+        put = trick.in_script
+        if put is None:
+            continue
+        is_recomputing = trick.name == "checkpointing"
+        make = partial(_with_trick, seen=seen, variant=variant, possible=possible, put=put)
+        if is_recomputing:
+            make = partial(with_checkpointing, seen=seen, variant=variant, otherwise=make)
+        aspect: Aspect = "checkpointing" if is_recomputing else "other"
+        found.append(Change(aspect, words.get(trick.name, trick.name), make))
+    return found
+
+
+def _with_trick(
+    draft: Draft,
+    seen: Seen,
+    variant: Variant,
+    possible: Possible | None,
+    put: Callable[[Variant, Possible], Fragment],
+) -> Draft:
+    if possible is None:
+        raise NotCertain("the names of the model's parts are not known")
+    return with_lines_on_model(draft, seen, put(variant, possible))
 
 
 def _split(variant: Variant) -> str:
@@ -318,14 +423,9 @@ def _split(variant: Variant) -> str:
 
 def _tried(change: Change, draft: Draft) -> Draft | NotCertain:
     try:
-        return change(draft)
+        return change.make(draft)
     except NotCertain as error:
         return error
-
-
-# Tricks that are tried as an edit: if the edit is not certain, script_changes says so.
-_EDITED = {"tf32", "checkpointing", "expandable-segments"}
-_EDITED |= {"fused-optimizer", "for-loop-optimizer", "foreach-optimizer"}
 
 
 def _beyond(variant: Variant) -> list[str]:
@@ -333,7 +433,7 @@ def _beyond(variant: Variant) -> list[str]:
     sentences = [
         line
         for trick in to_put_on(variant)
-        if trick.name not in _EDITED and trick.setting != "sharding"
+        if not trick.has_edit and trick.in_script is None and trick.setting != "sharding"
         for line in trick.by_hand(variant, "accelerate")
     ]
     if variant.num_gpus > 1:
@@ -372,14 +472,14 @@ def _path_of(files: Mapping[str, Source], file: str) -> str | None:
     return ends[0] if len(ends) == 1 else None
 
 
-def _name_from(path: str, directory: str) -> str:
+def name_from(path: str, directory: str) -> str:
     pure = PurePath(path)
     inside = pure.relative_to(directory) if pure.is_relative_to(directory) else pure
     return inside.as_posix().lstrip("/")
 
 
-def _diff(name: str, old: str, new: str) -> str:
-    """Compare line by line, keeping each line's own ending."""
+def diff_of(name: str, old: str, new: str) -> str:
+    """Return the unified diff. Compare line by line, keeping each line's own ending."""
     if old == new:
         return ""
     lines = difflib.unified_diff(_lines(old), _lines(new), f"a/{name}", f"b/{name}")

@@ -85,6 +85,19 @@ def _global_behind(code: Code, source: Source, node: ast.expr) -> Global | None:
     return Global(name, None if value is None else Number(source, node, value))
 
 
+def settable_globals(code: Code) -> Iterator[Global]:
+    """Yield the module-level variables of files whose globals arguments may set."""
+    for source in code.files.values():
+        if not _takes_arguments(code, source):
+            continue
+        for name, stores in source.stores.items():
+            parent = source.parents[stores[0]]
+            if isinstance(parent, ast.Assign) and source.parents[parent] is source.tree:
+                value = whole_number(parent.value)
+                number = None if value is None else Number(source, parent.value, value)
+                yield Global(name, number)
+
+
 def _takes_arguments(code: Code, source: Source) -> bool:
     """Return whether executed text or `globals()` sets its globals, and not a parser."""
     if any(code.calls("add_argument")):
@@ -213,9 +226,11 @@ def _option(code: Code, source: Source, node: ast.Attribute) -> Option | None:
         return None
     added = code.calls("add_argument")
     found = [(where, call) for where, call in added if _destination(call) == node.attr]
-    if len(found) != 1:
-        return None
-    where, call = found[0]
+    return option_made(code, *found[0]) if len(found) == 1 else None
+
+
+def option_made(code: Code, where: Source, call: ast.Call) -> Option:
+    """Return the option that an `add_argument` call makes."""
     action = argument_of(call, "action")
     return Option(
         flags=_flags(call),

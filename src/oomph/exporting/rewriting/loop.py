@@ -68,7 +68,11 @@ def scaled_by(backward: ast.Call) -> ast.Call | None:
 
 def loss_of(backward: ast.Call) -> ast.expr:
     scaled = scaled_by(backward)
-    return scaled.args[0] if scaled else owner_of(backward) or backward
+    if scaled:
+        return scaled.args[0]
+    owner = owner_of(backward)
+    is_of_tool = "accelerator" in last_name(owner).lower()  # accelerator.backward(loss)
+    return backward.args[0] if is_of_tool and backward.args else owner or backward
 
 
 def training_loop(code: Code) -> Loop:

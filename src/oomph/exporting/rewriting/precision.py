@@ -7,6 +7,7 @@ implementation, expandable segments, and checkpointing of a transformers model.
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 
 from oomph.exporting.rewriting.draft import Draft, Option, origin_of
 from oomph.exporting.rewriting.loop import (
@@ -17,6 +18,7 @@ from oomph.exporting.rewriting.loop import (
     the_backward,
     training_loop,
 )
+from oomph.exporting.rewriting.model import with_imports
 from oomph.exporting.rewriting.source import (
     Code,
     Edit,
@@ -59,10 +61,15 @@ def _switched_on(draft: Draft, own: list[tuple[Source, ast.Call]], dtype: str) -
     enabled = argument_of(call, "enabled")
     kind = argument_of(call, "dtype")
     origin = origin_of(draft.code, source, enabled) if enabled is not None else None
-    is_other = len(own) > 1 or (kind is not None and last_name(kind) != dtype)
-    if is_other or not isinstance(origin, Option) or origin.action != "store_true":
+    is_written = kind is None or last_name(kind) in _DTYPES.values()
+    if len(own) > 1 or not is_written or not isinstance(origin, Option):
         raise NotCertain(f"{source.where(call)} is to be on, with dtype=torch.{dtype}")
-    return draft.with_option(origin, None)
+    if origin.action != "store_true" or (kind is None and dtype != _DTYPES["fp16"]):
+        raise NotCertain(f"{source.where(call)} is to be on, with dtype=torch.{dtype}")
+    if kind is not None and last_name(kind) != dtype:
+        # A loss scaler that is switched on with it does no harm: it scales by powers of two.
+        draft = draft.plus(source.replaced(kind, f"{torch_name(source)}.{dtype}"))
+    return draft.with_option(origin, None).applied()
 
 
 def torch_name(source: Source) -> str:
@@ -77,16 +84,32 @@ def torch_name(source: Source) -> str:
 
 
 def _with_autocast(draft: Draft, dtype: str) -> Draft:
+    source, _ = the_backward(draft.code)
+    torch = torch_name(source)
+    _check_autocast(draft.code)
+    return _around_forward(draft, f'with {torch}.autocast("cuda", dtype={torch}.{dtype}):')
+
+
+def with_offload(draft: Draft, variant: Variant, *, is_plain: bool) -> Draft:
+    """Put offloaded activations around forward and loss of a plain loop."""
+    if not variant.offload_activations:
+        return draft
+    header = "with oomph.offloaded_activations():"
+    if not is_plain:
+        raise NotCertain(f"`{header}` is to be around each forward")
+    draft = _around_forward(draft, header)
+    return with_imports(draft, the_backward(draft.code)[0], ["import oomph"]).applied()
+
+
+def _around_forward(draft: Draft, header: str) -> Draft:
+    """Put everything from forward to the loss under a header."""
     source, backward = the_backward(draft.code)
     scope = source.scope_of(backward)
     if sum(is_call_of(one, "backward") for one in ast.walk(scope)) > 1:
         raise NotCertain(
-            f"{source.where(backward)} is one of several: autocast is for each of them"
+            f"{source.where(backward)} is one of several: `{header}` is for each of them"
         )
-    torch = torch_name(source)
     statements = _computing(draft.code, source, backward)
-    _check_autocast(draft.code)
-    header = f'with {torch}.autocast("cuda", dtype={torch}.{dtype}):'
     return draft.plus(*source.within(statements, header)).applied()
 
 
@@ -303,21 +326,24 @@ def _must_be_first(statement: ast.stmt) -> bool:
     return is_text or (isinstance(statement, ast.ImportFrom) and statement.module == "__future__")
 
 
-def with_checkpointing(draft: Draft, seen: Seen, variant: Variant) -> Draft:
-    """Switch on checkpointing below the line that creates a transformers model; else by hand."""
+def with_checkpointing(
+    draft: Draft, seen: Seen, variant: Variant, otherwise: Callable[[Draft], Draft]
+) -> Draft:
+    """Switch on checkpointing below the line that creates a transformers model, or `otherwise`."""
     if variant.checkpointing == "none" or seen.checkpointing != "none":
         return draft
-    if variant.checkpointing != "blocks":
-        raise NotCertain("only some blocks are to be checkpointed")
+    made = _transformers_model(draft.code) if variant.checkpointing == "blocks" else None
+    if made is None:
+        return otherwise(draft)
     if any("gradient_checkpointing_enable" in one.names for one in draft.code.files.values()):
         raise NotCertain("gradient_checkpointing_enable() of the script is to be called")
-    source, statement, name = _transformers_model(draft.code)
+    source, statement, name = made
     line = f'{name}.gradient_checkpointing_enable({{"use_reentrant": False}})'
     return draft.plus(source.after(statement, [line])).applied()
 
 
-def _transformers_model(code: Code) -> tuple[Source, ast.stmt, str]:
-    """Return where a transformers model is created, and its name."""
+def _transformers_model(code: Code) -> tuple[Source, ast.stmt, str] | None:
+    """Return where a transformers model is created, and its name; None if there is no such line."""
     found = []
     for source, call in code.calls():
         statement = source.parents[call]
@@ -326,9 +352,7 @@ def _transformers_model(code: Code) -> tuple[Source, ast.stmt, str]:
         target = statement.targets[0]
         if isinstance(target, (ast.Name, ast.Attribute)) and _is_model(source, call):
             found.append((source, statement, source.code(target)))
-    if len(found) != 1:
-        raise NotCertain("the model's blocks are to be checkpointed in its forward")
-    return found[0]
+    return found[0] if len(found) == 1 else None
 
 
 def _is_model(source: Source, call: ast.Call) -> bool:

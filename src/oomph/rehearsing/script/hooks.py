@@ -191,7 +191,8 @@ def _watch_backward(loop: Loop, memo: Memo, switched: Switched) -> None:
     @wrap("backward", torch.autograd)
     def backward(original: Any, *args: Any, **kwargs: Any) -> Any:
         args = switched.before_backward(args)
-        returned = loop.backward(lambda: original(*args, **kwargs))
+        losses = args[0] if args else kwargs.get("tensors")
+        returned = loop.backward(lambda: original(*args, **kwargs), losses)
         if memo.answers_next():
             loop.recorder.computes = False
         return returned

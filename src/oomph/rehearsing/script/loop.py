@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
+from oomph.pretending.tensors import is_pretended
 from oomph.records.trace import Phase
 from oomph.rehearsing.fault import users_line
 from oomph.rehearsing.recorder import ModuleStack
@@ -185,6 +187,7 @@ class Loop:
         self.will_record: Callable[[], bool] = lambda: False
         self._awaits_recording: bool | None = None
         self.lines: dict[str, tuple[str, int]] = {}  # the script's first line for each action
+        self.loss_divisor = 1.0  # of the first backward
 
     def note_line(self, what: str) -> None:
         """Note the script's line that does this for the first time in training."""
@@ -296,10 +299,12 @@ class Loop:
 
     # ---- backward and steps --------------------------------------------------------------------
 
-    def backward(self, work: Callable[[], Any]) -> Any:
+    def backward(self, work: Callable[[], Any], losses: Any = None) -> Any:
         if self.in_backward:
             return work()
         self.note_line("backward")
+        if not self.num_backwards and isinstance(losses, torch.Tensor):
+            self.loss_divisor = divisor_of(losses)
         self.enter("backward")
         self.in_backward += 1
         try:
@@ -428,6 +433,20 @@ class Loop:
         counts = [self.num_steps[place] for place, _ in self.stepping()]
         least, most = min(counts), max(counts)
         return least >= NUM_STEPS or most >= (_ENOUGH_STEPS if least else _MOST_STEPS)
+
+
+def divisor_of(loss: torch.Tensor) -> float:
+    """Return the number that a loss was divided by, last of all: N of `loss / N`, also scaled."""
+    divisor, node = 1.0, loss.grad_fn
+    while node is not None and node.name() in ("DivBackward0", "MulBackward0"):
+        other = getattr(node, "_saved_other", None)
+        if isinstance(other, torch.Tensor) and not is_pretended(other) and not other.dim():
+            with _disable_current_modes():  # a plain number: nothing on the GPU is read
+                number = other.item()
+            if number:
+                divisor = divisor * number if node.name() == "DivBackward0" else divisor / number
+        node = node.next_functions[0][0]
+    return divisor
 
 
 def states_of(optimizer: torch.optim.Optimizer) -> list[Any]:

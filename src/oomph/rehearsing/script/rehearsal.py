@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ from oomph.rehearsing.script.switches import Switched
 from oomph.rehearsing.self_test import prepare_and_test
 from oomph.rehearsing.traces import users_files
 from oomph.tricks.apply import possible
+from oomph.tricks.expandable_segments import ALLOCATOR_VARIABLES, SEGMENTS
 from oomph.units import MIB
 
 NO_GPU = "the script put nothing on the GPU"
@@ -220,6 +222,10 @@ class Observed:
             lines=tuple(
                 Line(what=what, file=file, line=line)  # type: ignore[arg-type] # it is a literal
                 for what, (file, line) in loop.lines.items()
+            ),
+            loss_divisor=loop.loss_divisor,
+            expandable_segments=any(
+                SEGMENTS in os.environ.get(name, "") for name in ALLOCATOR_VARIABLES
             ),
         )
 

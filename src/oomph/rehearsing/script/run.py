@@ -32,13 +32,14 @@ from oomph.rehearsing import fault
 from oomph.rehearsing.child import HandOver, in_a_group
 from oomph.rehearsing.fault import STAND_IN, count_as_users, in_words, line_of, users_line
 from oomph.rehearsing.script.answers import Rehearsed, mark_repeatable
+from oomph.rehearsing.script.edited import read_instead
 
 if TYPE_CHECKING:
     from oomph.rehearsing.script.recorder import Inventions
     from oomph.rehearsing.script.rehearsal import Rehearsal
 
 LIMIT_S = 600.0  # judgement: as long as a user would wait; OOMPH_REHEARSAL_LIMIT changes it
-TELLS_EVERY_S = 15.0  # judgement: often enough to show that it is still running
+TELLS_EVERY_S = 5.0  # judgement: often enough to show that it is still running
 _MOST_REMEMBERED, _MOST_QUOTED = 2000, 300  # judgement: characters of the script's output
 
 
@@ -59,6 +60,7 @@ def _run_here(
 ) -> Rehearsed:
     """Run a script in this process, which stays patched. Answers by `hand_over` or returns."""
     start_as_python_does(script)
+    read_instead(script.edited)
     output = LastOutput(sys.stderr)
     stream: Any = output
     sys.stdout = sys.stderr = stream
@@ -217,7 +219,7 @@ def _watch_the_clock(limit_s: float, rehearsal: Rehearsal, hand_over: HandOver) 
         while (now := time.monotonic()) < start + limit_s:
             if now - shown_at >= TELLS_EVERY_S:
                 shown_at = now
-                progress = f"after {now - start:.0f} s {rehearsal.progress()}; it is at {place()}"
+                progress = f"rehearsing: {rehearsal.progress()}; it is at {place()}"
                 line = f"{PROGRESS}{progress} (oomph gives up after {limit_s:.0f} s)\n"
                 with contextlib.suppress(OSError):
                     os.write(2, line.encode())  # the script may have replaced sys.stderr

@@ -1,9 +1,8 @@
-"""Command lines and job scripts: a real shell reads them, and the words come through unchanged."""
+"""Exported command lines and job scripts: a real shell reads them, and the words come through."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -16,7 +15,9 @@ from hypothesis import strategies as st
 from planning.plans import plan_of, variants, whatever_it_takes
 
 from oomph.errors import UsageError
-from oomph.exporting.launch import sge_script, slurm_script, torchrun_command
+from oomph.launching.grid_engine import sge_script
+from oomph.launching.slurm import slurm_script
+from oomph.launching.torchrun import torchrun_command
 from oomph.records.workload import Variant
 
 HOSTILE = ["a b.py", "$(touch gone).py", "'; exit 7; '", "x\ny.py", "-c", "`id`", "*", "ü.py", "#"]
@@ -47,7 +48,11 @@ class Machine:
         return subprocess.run(
             ["/bin/bash", "-s"],
             input=script,
-            env={"PATH": f"{self.directory}:/usr/bin:/bin", **environment},
+            env={
+                "PATH": f"{self.directory}:/usr/bin:/bin",
+                "OOMPH_LOCKS": str(self.directory),
+                **environment,
+            },
             capture_output=True,
             text=True,
             check=False,
@@ -243,29 +248,20 @@ def test_grid_engines_own_choice_of_gpus_is_taken(machine: Machine) -> None:
 
 NVIDIA_SMI = """#!/bin/bash
 case "$*" in
-  *--query-gpu=uuid*) printf "GPU-{tag}-%s\\n" a b c ;;
-  *--id=GPU-{tag}-a*) echo 4711 ;;
+  *--query-gpu=uuid*) printf "GPU-%s\\n" a b c ;;
+  *--id=GPU-a*) echo 4711 ;;
 esac
 """
 
 
-@pytest.fixture
-def tag(tmp_path: Path) -> Any:
-    """A part of the GPUs' names that no other test has, as the locks are the machine's."""
-    name = f"{os.getpid()}-{abs(hash(tmp_path))}"
-    yield name
-    for lock in Path("/tmp").glob(f"gpu-*-GPU-{name}-*.lock"):  # noqa: S108 # where scripts put it
-        lock.unlink()
-
-
-def test_idle_gpus_are_taken_where_grid_engine_names_none(machine: Machine, tag: str) -> None:
-    machine.has("nvidia-smi", NVIDIA_SMI.format(tag=tag))
+def test_idle_gpus_are_taken_where_grid_engine_names_none(machine: Machine) -> None:
+    machine.has("nvidia-smi", NVIDIA_SMI)
     _, seen = machine.called(plan_of(num_gpus=2).to_sge())
-    assert seen["CUDA_VISIBLE_DEVICES"] == f"GPU-{tag}-b,GPU-{tag}-c"
+    assert seen["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-c"
 
 
-def test_two_jobs_on_a_machine_do_not_take_the_same_gpu(machine: Machine, tag: str) -> None:
-    machine.has("nvidia-smi", NVIDIA_SMI.format(tag=tag))
+def test_two_jobs_on_a_machine_do_not_take_the_same_gpu(machine: Machine) -> None:
+    machine.has("nvidia-smi", NVIDIA_SMI)
     # The first job starts the second while it runs itself.
     second = machine.directory / "second.sh"
     second.write_text(plan_of(num_gpus=1).to_sge("second.py"))
@@ -277,11 +273,11 @@ def test_two_jobs_on_a_machine_do_not_take_the_same_gpu(machine: Machine, tag: s
     machine.has("again")
     words, seen = machine.called(plan_of(num_gpus=1).to_sge("first.py"))
     assert words[-1] == "second.py"
-    assert seen["CUDA_VISIBLE_DEVICES"] == f"GPU-{tag}-c"  # b is the first's
+    assert seen["CUDA_VISIBLE_DEVICES"] == "GPU-c"  # b is the first's
 
 
-def test_too_few_idle_gpus_end_the_job(machine: Machine, tag: str) -> None:
-    machine.has("nvidia-smi", NVIDIA_SMI.format(tag=tag))
+def test_too_few_idle_gpus_end_the_job(machine: Machine) -> None:
+    machine.has("nvidia-smi", NVIDIA_SMI)
     done = machine.run(plan_of(num_gpus=4).to_sge())
     assert done.returncode == 1
     assert "only 2 of the 4 GPUs needed are idle" in done.stderr

@@ -1,0 +1,1 @@
+"""Plan -> processes: by torchrun on this machine, or as a job of a scheduler."""

@@ -1,0 +1,1 @@
+"""A memory snapshot, which is a pickle of a stranger -> its checked events and segments."""
