@@ -69,7 +69,8 @@ class Kept(NoiseEstimate):
 def measured(step: oomph.Stepper) -> float:
     """The ratio of the means of all samples."""
     assert step.noise_scale is not None
-    kept: Any = step._meter._estimate
+    kept = step._meter._estimate
+    assert isinstance(kept, Kept)
     assert len(kept.pairs) > 50
     return sum(noise for noise, _ in kept.pairs) / sum(signal for _, signal in kept.pairs)
 
