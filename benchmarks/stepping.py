@@ -98,6 +98,34 @@ def by_stepper(work: Job) -> Callable[[], Any]:
     return lambda: stepper(work.batch)
 
 
+def by_measured_step(work: Job) -> Callable[[], Any]:
+    """Every step is one of those, one in `noise_meter.EVERY`, that measure the noise scale."""
+    import oomph
+    from oomph.training import noise_meter
+
+    stepper = oomph.Stepper(work.model, work.optimizer, work.loss, micro_batch=MICRO_BATCH)
+
+    def step() -> None:
+        stepper._meter.num_steps = noise_meter.FIRST
+        stepper(work.batch)
+
+    return step
+
+
+def by_unwatched(work: Job) -> Callable[[], Any]:
+    import oomph
+
+    stepper = oomph.Stepper(
+        work.model,
+        work.optimizer,
+        work.loss,
+        micro_batch=MICRO_BATCH,
+        noise_scale="off",
+        watch_stability=False,
+    )
+    return lambda: stepper(work.batch)
+
+
 def by_micro(work: Job) -> Callable[[], Any]:
     import oomph
 
@@ -132,6 +160,8 @@ def by_accelerate(work: Job) -> Callable[[], Any]:
 WAYS: dict[str, Callable[[Job], Callable[[], Any]]] = {
     "the loop by hand": by_hand,
     "oomph.Stepper, step(batch)": by_stepper,
+    "the same, noise scale and watch off": by_unwatched,
+    "the same, noise scale measured (1 step in 10)": by_measured_step,
     "oomph.Stepper, step.micro(batch)": by_micro,
     "accelerate, accumulate()": by_accelerate,
 }

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from oomph.verbs.predict import predict as predict
     from oomph.verbs.report import report as report
     from oomph.verbs.run import emulated_gpu as emulated_gpu
+    from oomph.verbs.stability import study_stability as study_stability
     from oomph.verbs.training import Stepper as Stepper
     from oomph.verbs.training import accelerate as accelerate
     from oomph.verbs.training import apply as apply
@@ -70,6 +71,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "report": ("oomph.verbs.report", "report"),
     "runs": ("oomph.verbs.watch", "runs"),
     "scale_learning_rate": ("oomph.verbs.training", "scale_learning_rate"),
+    "study_stability": ("oomph.verbs.stability", "study_stability"),
     "verify": ("oomph.verbs.verify", "verify"),
     "watching": ("oomph.monitoring.in_script", "watching"),
 }
@@ -101,6 +103,7 @@ __all__ = [
     "report",
     "runs",
     "scale_learning_rate",
+    "study_stability",
     "verify",
     "watching",
 ]

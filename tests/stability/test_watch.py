@@ -44,7 +44,7 @@ def test_a_fine_tuning_that_hardly_moves_is_met_with_silence() -> None:
 def thrown_about(num: int) -> list[float]:
     """A loss that is thrown far up every 40 steps, and wins nothing."""
     generator = random.Random(2)  # noqa: S311
-    return [2.3 * (1 + 2 * (n % 40 == 39)) - 0.8 * generator.random() for n in range(num)]
+    return [2.3 * (1 + 5 * (n % 40 == 39)) - 0.8 * generator.random() for n in range(num)]
 
 
 def test_a_loss_that_goes_up_and_down_is_told_once_with_what_to_change() -> None:

@@ -39,7 +39,7 @@ def one_thread() -> Iterator[None]:
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise_meter, "EVERY", 1)
     monkeypatch.setattr(noise_meter, "PROBE_EVERY", 1)
-    monkeypatch.setattr(noise_meter, "_FIRST", 0)
+    monkeypatch.setattr(noise_meter, "FIRST", 0)
 
 
 def stepper(loss: Any = loss_of, **options: Any) -> oomph.Stepper:
@@ -187,16 +187,25 @@ def test_it_takes_no_memory_that_grows_with_the_model() -> None:
             )
             for _ in range(3):
                 step(torch.randn(64, 512).cuda())
-            assert (not step._meter._waiting) == (noise_scale == "off")
+            assert (not step._meter._num_rows) == (noise_scale == "off")
             return torch.cuda.max_memory_allocated()
 
     assert peak("free") - peak("off") <= 8192  # bytes
 
 
+@pytest.mark.usefixtures("every_step")
+def test_samples_that_nobody_asks_for_do_not_pile_up() -> None:
+    step = stepper(micro_batch=8, watch_stability=False)
+    train(step, 50)
+    assert step._meter._num_rows < 16
+    assert step.noise_scale is not None
+    assert step.noise_scale.num_samples == 50
+
+
 def test_one_step_in_ten_is_measured() -> None:
-    step = stepper(micro_batch=8)
+    step = stepper(micro_batch=8, watch_stability=False)  # which reads them
     train(step, 40)
-    assert len(step._meter._waiting) == 4
+    assert step._meter._num_rows == 4
 
 
 def test_a_mode_that_does_not_exist_is_refused() -> None:

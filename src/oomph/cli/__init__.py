@@ -31,6 +31,7 @@ _COMMANDS = {
     "predict": "predict memory and time of a training step, without a GPU",
     "verify": "train a few steps on the GPU here, and compare with what oomph predicts",
     "check": "check whether accumulation, mixed precision and checkpointing change your training",
+    "stability": "find batch sizes that train as well as yours, and their learning rates",
     "run": "run a training command on an emulated GPU",
     "launch": "start a training on several GPUs, here or through a scheduler",
     "watch": "show the GPUs live, or watch a command and record what its GPUs do",

@@ -20,7 +20,7 @@ from oomph.explaining.figures import (
     worked_s,
 )
 from oomph.explaining.findings import LARGEST_BATCH, Fact, agreed
-from oomph.explaining.stability import stability
+from oomph.explaining.training_signs import training_signs
 from oomph.explaining.trends import over_time, silence_of
 from oomph.explaining.underuse import (
     FULL_RATIO,
@@ -349,7 +349,7 @@ def diagnose(run: Run) -> Report:
     used = tuple(one for one in all_gpus if one.is_used)
     steps, host = step_figures(run), host_figures(run)
     first = out_of_memory(run, used)
-    found = [first, *_lost(run), *over_time(run, used, silence), *stability(run)]
+    found = [first, *_lost(run), *over_time(run, used, silence), *training_signs(run)]
     cases = _cases(run, used, steps, host, found, until_s)
     found += _of_gpus(run, cases, steps)
     found += [room for room in [head_room(used)] if room]

@@ -167,7 +167,8 @@ def _schedulers_of(optimizer: Any) -> list[Any]:
     One that is left out would put its own learning rate back at its next step.
     """
     kinds = set(_kinds(LRScheduler))
-    found: list[Any] = [each for each in gc.get_objects() if type(each) in kinds]
+    objects: list[Any] = gc.get_objects()
+    found = [each for each in objects if type(each) in kinds]
     return [each for each in found if _optimizer_of(each) is optimizer]
 
 

@@ -22,7 +22,10 @@ NoiseScaleMode = Literal["free", "probe", "off"]
 # Judgement. On the CPU, where it costs most, a measured step takes up to a seventh longer.
 EVERY = 10
 PROBE_EVERY = 50
-_FIRST = 4  # not the first step: checks and the optimizer's states are more than a usual one
+FIRST = 4  # not the first step: checks and the optimizer's states are more than a usual one
+
+
+_MOST_ROWS, _NUM_COLUMNS = 16, 5
 
 
 @dataclass(slots=True)
@@ -59,7 +62,8 @@ class NoiseMeter:
         self._fired: set[int] = set()  # in this piece
         self._used: set[int] = set()  # in any piece
         self._square = self._sum = torch.empty(0)
-        self._waiting: list[torch.Tensor] = []
+        self._rows = torch.empty(0)  # samples that nobody has asked for yet
+        self._num_rows = 0
         self._estimate = NoiseEstimate()
         self.num_steps = 0
 
@@ -70,14 +74,17 @@ class NoiseMeter:
     @property
     def is_due(self) -> bool:
         """Return whether this step is one of those that are measured."""
-        return self.is_on and self.num_steps % EVERY == _FIRST
+        return self.is_on and self.num_steps % EVERY == FIRST
 
     @property
     def noise_scale(self) -> NoiseScale | None:
         """Return what is known so far; waits for the GPU if there is anything new."""
+        self._take_in()
+        return self._estimate.scale
+
+    def _take_in(self) -> None:
         for sample in self.samples():
             self._estimate.add(sample)
-        return self._estimate.scale
 
     # ---- pieces --------------------------------------------------------------------------------
 
@@ -86,6 +93,8 @@ class NoiseMeter:
         if self._open is not None and self._open.is_probe:
             return
         self._unhook()
+        if self.is_on and not self._rows.numel():
+            self._prepare()  # in the first step: later ones take no more memory
         if self.is_due and may_measure:
             self._hook()
 
@@ -100,7 +109,7 @@ class NoiseMeter:
 
     @property
     def is_probe_due(self) -> bool:
-        return self.mode == "probe" and self.num_steps % PROBE_EVERY == _FIRST
+        return self.mode == "probe" and self.num_steps % PROBE_EVERY == FIRST
 
     def begin_probe(self) -> None:
         """Begin to measure halves of a batch, which then also runs as a whole."""
@@ -131,22 +140,35 @@ class NoiseMeter:
         """End a piece: gradients of other backwards, such as checks, are none of its."""
         self._scale = 0.0
 
-    def _hook(self) -> None:
+    def _prepare(self) -> list[torch.Tensor]:
+        """Return the parameters to hook; none if what they get cannot be added up."""
         parameters = [p for p in self._parameters() if p.requires_grad]
         devices = {p.device for p in parameters}
         if len(devices) != 1 or any(type(p).__name__ == "DTensor" for p in parameters):
             self.mode = "off"  # several devices, or gradients that are only a part
+            return []
+        self._make_room(parameters[0].device, parameters)
+        return parameters
+
+    def _hook(self) -> None:
+        parameters = self._prepare()
+        if not parameters:
             return
-        # What is added up has no less precision than any of the gradients.
-        is_wide = any(p.dtype is torch.float64 for p in parameters)
-        dtype = torch.float64 if is_wide else torch.float32
-        if self._sum.device not in devices or self._sum.dtype is not dtype or self._sum.dim():
-            self._sum, self._square = torch.zeros(2, dtype=dtype, device=devices.pop()).unbind()
         self._sum.zero_()
         self._used.clear()
         self._open, self._hooked = _Open(), {id(p) for p in parameters}
         for parameter in parameters:
             self._hooks.append(parameter.register_hook(self._noting(id(parameter))))
+
+    def _make_room(self, device: torch.device, parameters: Sequence[torch.Tensor]) -> None:
+        """Allocate all that is kept, once. It has no less precision than any gradient."""
+        is_wide = any(p.dtype is torch.float64 for p in parameters)
+        dtype = torch.float64 if is_wide else torch.float32
+        if self._rows.numel() and self._sum.device == device and self._sum.dtype is dtype:
+            return
+        numbers = torch.zeros(2 + _MOST_ROWS * _NUM_COLUMNS, dtype=dtype, device=device)
+        self._sum, self._square = numbers[:2].unbind()
+        self._rows, self._num_rows = numbers[2:].view(_MOST_ROWS, _NUM_COLUMNS), 0
 
     def _noting(self, number: int) -> Callable[[torch.Tensor], None]:
         def note(gradient: torch.Tensor) -> None:
@@ -221,14 +243,18 @@ class NoiseMeter:
                 self._add(parameter.grad, whole, 1 / (factor * at.weight) ** 2)
         has_all = all(p.grad is not None for p in parameters if id(p) in self._used)
         if has_all and not at.is_spoiled:  # not moved elsewhere by the optimizer
-            self._waiting.append(torch.cat([part, whole.reshape(1)]))
+            row = self._rows[self._num_rows]
+            row[:-1], row[-1] = part, whole
+            self._num_rows += 1
+            if self._num_rows == _MOST_ROWS:
+                self._take_in()
         self._unhook()
 
     def samples(self) -> list[Sample]:
         """Return what was measured since the last call; waits for the GPU if there is anything."""
-        if not self._waiting:
+        if not self._num_rows:
             return []
-        rows, self._waiting = torch.stack(self._waiting).tolist(), []
+        rows, self._num_rows = self._rows[: self._num_rows].tolist(), 0
         return [
             Sample(pieces, _mean_of(pieces, whole), pieces_share, whole_share, round(num))
             for pieces, pieces_share, whole_share, num, whole in rows

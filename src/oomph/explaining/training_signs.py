@@ -10,7 +10,7 @@ from oomph.records.stability import ADVICE
 from oomph.units import format_duration
 
 
-def stability(run: Run) -> Iterator[Finding]:
+def training_signs(run: Run) -> Iterator[Finding]:
     """Return what was told; each rank tells its own, and the first of each kind counts."""
     told = {e.text.partition(" (")[0]: e for e in reversed(run.events) if e.kind == "unstable"}
     if told:
