@@ -12,7 +12,8 @@ from oomph.units import format_duration
 
 def training_signs(run: Run) -> Iterator[Finding]:
     """Return what was told; each rank tells its own, and the first of each kind counts."""
-    told = {e.text.partition(" (")[0]: e for e in reversed(run.events) if e.kind == "unstable"}
+    events = [event for event in run.events if event.kind == "unstable" and _parts(event.text)[0]]
+    told = {event.text.partition(" (")[0]: event for event in reversed(events)}
     if told:
         first, *others = sorted(told.values(), key=lambda event: event.at_s)
         sentence, advice = _parts(first.text)
@@ -27,7 +28,7 @@ def training_signs(run: Run) -> Iterator[Finding]:
             confidence="inferred",
             advice=tuple(dict.fromkeys(each for each in (advice, *(a for _, a in parts)) if each)),
         )
-    scales = [event.text for event in run.events if event.kind == "noise-scale"]
+    scales = [event.text for event in run.events if event.kind == "noise-scale" and event.text]
     if scales:
         yield Finding(
             kind="noise-scale",
