@@ -129,6 +129,7 @@ def test_a_plan_decides_processes_environment_and_gpus(desk: Desk) -> None:
         assert seen["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     # Every rank has kept its diary, though the script knows nothing of oomph.
     run = read_run(desk.run_directory())
+    assert run.command[0] == "torchrun"  # as a person would type it
     assert {span.rank for span in run.step_spans} == {0, 1}
     assert all(span.data_wait_s is not None for span in run.step_spans)
     assert b"steps: rank 1:" in done.stderr

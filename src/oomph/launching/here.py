@@ -75,7 +75,11 @@ def launch(here: Here, *, alerts: bool = True) -> Launched:
         if directory is not None:
             forget_failures(directory)
         watched = watch(
-            command.arguments, alerts=alerts, environment=environment, directory=directory
+            command.arguments,
+            alerts=alerts,
+            environment=environment,
+            directory=directory,
+            typed=command_of(here, taken, as_typed=True).arguments,
         )
     # Ended by a signal: whoever sent it is the cause, whatever the ranks wrote while they went.
     has_failed = watched.ended.signal is None and watched.ended.exit_code != 0

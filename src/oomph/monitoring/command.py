@@ -46,14 +46,16 @@ def watch(
     alerts: bool = True,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
+    typed: Sequence[str] | None = None,
 ) -> Watched:
     """Run a command to its end, or until the probe has seen enough, and record what happened.
 
     Problems such as a hang are reported in a line on standard error, unless `alerts` is False.
     `environment` is the command's (default: this one's), `directory` that of the run (default: a
-    new one). Raises NotStarted if it cannot be started. Call it from the main thread.
+    new one), `typed` what a person would type for it. Raises NotStarted if it cannot be started.
+    Call it from the main thread.
     """
-    start, token = run_start(command), os.urandom(16).hex()
+    start, token = run_start(typed or command), os.urandom(16).hex()
     if directory is None:
         directory = make_directory(start.id)
     else:
