@@ -143,3 +143,24 @@ def test_what_batch_norm_sees_in_a_script_that_accumulates_stays_as_it_is(tmp_pa
     assert allowed.best.variant.micro_batch == 8
     of_others = {one.stability for one in allowed if one.variant.micro_batch != 8}
     assert of_others <= {"changes"}
+
+
+# A forward before training takes cuBLAS's workspace, which optimizer steps then find there.
+EVALUATED_FIRST = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 10)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+data = torch.utils.data.TensorDataset(torch.rand(256, 512), torch.randint(10, (256,)))
+with torch.no_grad():
+    model(torch.rand(64, 512, device="cuda"))
+for x, y in torch.utils.data.DataLoader(data, batch_size=64):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x.cuda()), y.cuda()).backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_that_evaluates_before_it_trains_is_planned(tmp_path: Path) -> None:
+    assert planned_as_predicted(EVALUATED_FIRST, tmp_path, "2GiB").best is not None

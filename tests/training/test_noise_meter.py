@@ -64,7 +64,10 @@ def sum_of(model: Any, batch: Any) -> Any:
         ({"noise_scale": "probe"}, BATCH),
         ({"noise_scale": "probe", "loss": sum_of, "weight": None}, BATCH),
     ],
-    ids=str,
+    ids=[
+        *("equal pieces", "uneven pieces", "batches", "pieces of batches", "clipped", "a sum"),
+        *("halves", "halves of a sum"),
+    ],
 )
 @pytest.mark.usefixtures("every_step")
 def test_it_agrees_with_the_gradients_of_single_examples(options: dict[str, Any], num: int) -> None:

@@ -116,6 +116,15 @@ class Lines:
     def why_failed(self, variant: Variant) -> Failed | None:
         return self.failed.get(combination_of(variant)) if self.failed else None
 
+    def why_nothing_is_known(self) -> str:
+        """Return why there might be no variant to compare: what the first of them failed with."""
+        if self.failed:
+            first = next(iter(self.failed.values()))
+            return f"their rehearsals could not be put together ({first})"
+        if self.rehearsed.failed:
+            return next(iter(self.rehearsed.failed.values()))
+        return "the model's memory does not grow linearly with the micro-batch"
+
     def leave_out(self, failed: Failed) -> None:
         """Drop a variant at every micro-batch. Raises `failed` if it was dropped before."""
         key = combination_of(failed.variant)

@@ -162,7 +162,10 @@ class Search:
         self.say("comparing")
         limit_bytes = self.estimates.card.usable.high_bytes
         prefer = self.options.prefer
-        return search(choices, self.estimates, limit_bytes, prefer, compared=compared)
+        why_none = self.estimates.lines.why_nothing_is_known()
+        return search(
+            choices, self.estimates, limit_bytes, prefer, compared=compared, why_none=why_none
+        )
 
     def _with_finer(self, every: Sequence[Variant], found: Found) -> Found:
         """Compare again with the tricks that only save memory, as long as they may help.

@@ -118,10 +118,11 @@ def search(
     prefer: Preference = "balance",
     most: int = MOST_SHOWN,
     compared: Sequence[Variant] | None = None,
+    why_none: str = "none of them could be rehearsed",
 ) -> Found:
     """Compare all variants, or the given ones, and choose at most `most` to show.
 
-    Raises UsageError if none of them could be rehearsed.
+    Raises UsageError if nothing is known of any of them, because of `why_none`.
     """
     compared = list(variants(choices)) if compared is None else compared
     known = [one for one in compared if estimates.knows(one) and estimates.has_host_for(one)]
@@ -129,7 +130,7 @@ def search(
     if not candidates:
         raise UsageError(
             "there are no two variants to compare",
-            because="the model's memory does not grow linearly with the micro-batch",
+            because=why_none,
             attempt="oomph predict --micro-batch N, for one variant at a time",
         )
     checks: dict[int, Checked] = {}

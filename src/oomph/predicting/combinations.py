@@ -203,8 +203,12 @@ def _are_built_alike(footprint: Footprint, other: Footprint) -> bool:
 
 
 def _built(footprint: Footprint) -> list[tuple[int, int]]:
-    """Return the sizes allocated before training, and how they grow with the micro-batch."""
+    """Return the sizes that the program takes before training, and how they grow.
+
+    Workspaces of libraries do not count: a step that shares one with the forward is without it.
+    """
     built = footprint.event[(footprint.step == 0) & (footprint.event > 0)] - 1
+    built = built[footprint.category[built] != _WORKSPACE]
     sizes = footprint.fixed_bytes[built].tolist(), footprint.grown_bytes[built].tolist()
     return list(zip(*sizes, strict=True))
 
