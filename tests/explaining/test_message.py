@@ -81,6 +81,33 @@ def test_another_process_is_named_with_what_it_holds() -> None:
     assert found.next_command == "oomph gpus"
 
 
+NOT_SEEN = "Including non-PyTorch memory, this process has 0 bytes memory in use. "
+
+
+def test_in_a_container_the_failed_process_is_not_taken_for_another() -> None:
+    # There it has another number than the driver's: torch lists it, and finds none of its own.
+    own = "Process 4711 has 23040.00 MiB memory in use. " + NOT_SEEN
+    found = explained(text(requested=4 * GIB, free=1 * GIB, live=22 * GIB, cached=0, more=own))
+    assert found.verdict == "capacity"
+    assert "end the other processes" not in remedies(found)
+    assert not [share for share in found.budget if share.name == "other process"]
+    assert any("process 4711 is this one" in caveat for caveat in found.caveats)
+
+
+def test_in_a_container_other_processes_are_told_from_the_failed_one() -> None:
+    both = (
+        "Process 11 has 15360.00 MiB memory in use. Process 12 has 7680.00 MiB memory in use. "
+        + NOT_SEEN
+    )
+    sizes = {"requested": 4 * GIB, "free": 1536 * MIB, "live": 7 * GIB, "cached": 0}
+    found = explained(text(**sizes, more=both))
+    assert found.verdict == "outside"
+    assert found.reasons == ("process 11 held 15.0 GiB",)
+    alike = both.replace("7680.00", "15360.00").replace("Process 12", "Process 13")
+    found = explained(text(requested=1 * GIB, free=0, live=14 * GIB, cached=0, more=alike))
+    assert not [share for share in found.budget if share.name == "other process"]
+
+
 def test_a_request_beyond_the_gpu_is_a_mistake_in_a_shape() -> None:
     found = explained(text(requested=2000 * GIB, free=10 * GIB, live=1 * GIB, cached=0))
     assert found.verdict == "request"

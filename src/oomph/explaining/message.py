@@ -8,7 +8,7 @@ free bytes together are enough for the request, the memory was there, in pieces.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oomph.explaining.log import Log
 from oomph.oom_message import OomMessage, Process, printed_error_bytes
@@ -32,6 +32,7 @@ class _Case:
 
     message: OomMessage
     settings: str  # the allocator's, as far as they are known
+    own_pid: int | None = None  # of the process that failed, if the message lists it with others
 
     @property
     def requested(self) -> int:
@@ -103,7 +104,7 @@ def explain_log(log: Log, *, source: str, settings: str = "") -> Explanation | N
         return None
     first = _decisive(log.messages)
     known = ",".join(filter(None, (settings, log.settings)))
-    case = _Case(first, known)
+    case = _with_own_process(_Case(first, known))
     verdict, sentence, reasons, confidence = _verdict(case)
     return Explanation(
         source=source,
@@ -120,6 +121,30 @@ def explain_log(log: Log, *, source: str, settings: str = "") -> Explanation | N
         record_better=_better(first),
         next_command=_next(case, verdict, log.script),
     )
+
+
+def _with_own_process(case: _Case) -> _Case:
+    """Return a case in which the process that failed is not among the others.
+
+    In a container its number is not the driver's, and torch lists it with them. It is among them
+    if they hold more than all that PyTorch does not, and it is the one that holds what PyTorch does
+    and a context. If several do, or none, nobody can tell which of them it is.
+    """
+    message, outside, held = case.message, case.outside, case.held
+    if message.process_bytes is not None or outside is None or held is None:
+        return case
+    sizes = [other.held_bytes for other in message.others]
+    unsure = case.rounding + sum(map(printed_error_bytes, sizes))
+    if sum(sizes) <= outside + unsure:
+        return case
+    least, most = held - unsure, held + _CONTEXT_BYTES + unsure
+    possible = [other for other in message.others if least <= other.held_bytes <= most]
+    if len(possible) != 1:
+        return replace(case, message=replace(message, others=()))
+    own = possible[0]
+    rest = tuple(other for other in message.others if other is not own)
+    message = replace(message, others=rest, process_bytes=own.held_bytes)
+    return replace(case, message=message, own_pid=own.pid)
 
 
 def _decisive(messages: Sequence[OomMessage]) -> OomMessage:
@@ -555,7 +580,9 @@ def _caveats(case: _Case, log: Log) -> list[str]:
             "more is allocated than the GPU has: Windows lends it the machine's memory,"
             " which is slow"
         )
-    if "0 bytes memory in use" in one.text:
+    if case.own_pid is not None:
+        caveats.append(f"process {case.own_pid} is this one: a container numbers it otherwise")
+    elif "0 bytes memory in use" in one.text:
         caveats.append("the driver does not see this process (a container): its share is unknown")
     if one.hint == "expandable_segments" and case.is_expandable:
         caveats.append("torch proposes expandable_segments by reflex; it is on already")
