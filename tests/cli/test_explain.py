@@ -86,3 +86,68 @@ def test_an_exception_is_explained_in_python() -> None:
     assert found is not None
     assert found.verdict == "fragmentation"
     assert oomph.explain(ValueError("shapes do not match")) is None
+
+
+# ---- with plans of what died --------------------------------------------------------------------
+
+TRAIN = """
+import argparse, torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=8)
+width = parser.parse_args().width
+layers = [part for _ in range(6) for part in (nn.Linear(width, width), nn.GELU())]
+model = nn.Sequential(*layers).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for x in torch.utils.data.DataLoader(torch.rand(65536, width), batch_size=16384):
+    optimizer.zero_grad()
+    model(x.cuda()).square().mean().backward()
+    optimizer.step()
+"""
+SMALL = (
+    "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 1.25 GiB of"
+    " which 19.00 MiB is free. Including non-PyTorch memory, this process has 1.23 GiB memory in"
+    " use. Of the allocated memory 850.00 MiB is allocated by PyTorch, and 20.00 MiB is reserved"
+    " by PyTorch but unallocated."
+)
+
+
+def test_with_the_script_that_died_its_plans_lead_what_would_have_avoided_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, log = tmp_path / "train.py", tmp_path / "train.log"
+    script.write_text(TRAIN)
+    log.write_text(SMALL)
+    asked = ["explain", str(log), "--script", str(script), "--json", "--", "--width", "1024"]
+    assert main(asked) == 0
+    found = from_json(Explanation, capsys.readouterr().out)
+    by_plan = [remedy for remedy in found.remedies if remedy.source == "planner"]
+    assert by_plan
+    assert found.remedies[: len(by_plan)] == tuple(by_plan)
+    plans = oomph.plan(
+        oomph.Script(path=str(script), arguments=("--width", "1024")), gpu_memory="1280MiB"
+    )
+    assert [one.needed_bytes for one in by_plan] == [one.prediction.reserved_bytes for one in plans]
+    assert by_plan[0].helps is True
+    assert found.next_command is not None
+    assert found.next_command.endswith("--gpu-memory 1280MiB --diff -- --width 1024")
+    assert any("as it is needs" in caveat for caveat in found.caveats)
+
+
+@pytest.mark.parametrize(
+    ("log", "words", "what"),
+    [
+        (OOM, ["--", "--width", "8"], "belong to a script"),
+        (OOM, ["--gpu", "t4"], "--gpu plans a script"),
+        (OOM, ["--script", "train.py", "--html", "x.html"], "--script goes with one log"),
+        (OOM, ["--script", "train.ipynb"], "notebook"),
+        ("CUDA error: out of memory", ["--script", "train.py"], "how much memory the GPU has"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    log: str, words: list[str], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.log").write_text(log)
+    assert main(["explain", str(tmp_path / "train.log"), *words]) == 2
+    assert what in capsys.readouterr().err

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from oomph.cli.arguments import print_json
 from oomph.errors import EXIT_NO, EXIT_YES
+
+if TYPE_CHECKING:
+    from oomph.records.explanation import Explanation
+    from oomph.records.script import Script
 
 DESCRIPTION = """\
 Explain why memory ran out: too much at once, fragmentation, other processes, one
@@ -24,6 +29,7 @@ examples:
   oomph explain                               the last run of oomph watch
   oomph explain 20261116-0612                 another run
   oomph explain train.log --alloc-conf expandable_segments:True
+  oomph explain train.log --script train.py -- --epochs 3    with plans of the script that died
 
 exit codes: 0 the explanation; 1 nothing ran out of memory; 2 there is no such file or
 run; 4 it cannot be read."""
@@ -54,10 +60,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="PYTORCH_CUDA_ALLOC_CONF of the run, so that nothing is advised that was on",
     )
 
+    parser.add_argument(
+        "--script",
+        metavar="SCRIPT | FILE:NAME",
+        help="what ran out of memory, its arguments after --: also say which plans of it would fit",
+    )
+    parser.add_argument("--gpu", help="with --script: the GPU by name, for the plans' times")
+    parser.set_defaults(takes_script=True)
+
 
 def run(options: argparse.Namespace) -> int:
     from oomph.verbs.explain import explain
 
+    _check_script(options)
     if options.html:
         return _draw(options)
     what = sys.stdin.buffer if options.what == "-" else options.what
@@ -67,6 +82,8 @@ def run(options: argparse.Namespace) -> int:
     if found is None:
         print(f"nothing ran out of memory in {_name(options.what)}", file=sys.stderr)
         return EXIT_NO
+    if options.script is not None:
+        found = _with_plans(found, options)
     if options.json:
         print_json(found)
     else:
@@ -74,6 +91,37 @@ def run(options: argparse.Namespace) -> int:
 
         print_explanation(found)
     return EXIT_YES
+
+
+def _check_script(options: argparse.Namespace) -> None:
+    from oomph.errors import UsageError
+
+    what = "arguments after -- belong to a script" if options.of_script else "--gpu plans a script"
+    if options.script is None and (options.of_script or options.gpu):
+        raise UsageError(
+            what,
+            because="without --script, nothing is planned",
+            attempt="oomph explain train.log --script train.py --gpu rtx4090 -- --epochs 3",
+        )
+    if options.script is not None and (options.html or options.later is not None):
+        raise UsageError("--script goes with one log, snapshot or run, and without --html")
+
+
+def _with_plans(found: Explanation, options: argparse.Namespace) -> Explanation:
+    import os
+
+    from oomph.progress import Progress
+    from oomph.records.script import Script, names_workload, refuse_notebook
+    from oomph.verbs.remedies import with_plans
+
+    refuse_notebook(options.script.rpartition(":")[0])
+    trained: str | Script = options.script
+    if not names_workload(options.script):
+        here = os.getcwd()  # noqa: PTH109 - as cli/arguments.py
+        arguments = tuple(options.of_script)
+        trained = Script(path=options.script, arguments=arguments, directory=here)
+    with Progress("starting") as say:
+        return with_plans(found, trained, gpu=options.gpu, gpu_memory=options.gpu_memory, say=say)
 
 
 def _draw(options: argparse.Namespace) -> int:

@@ -91,6 +91,16 @@ class _Case:
         return allowed
 
     @property
+    def gpu_bytes(self) -> int | None:
+        """Return what this process may have of the GPU, its context included."""
+        capacity = self.message.capacity_bytes if self.limit is None else self.limit
+        if capacity is None:
+            return None
+        others = self.of_others or 0
+        unsure = self.rounding + printed_error_bytes(self.message.process_bytes or 0)
+        return capacity - others if others > unsure else capacity
+
+    @property
     def is_expandable(self) -> bool:
         return "expandable_segments:True" in self.settings
 
@@ -115,6 +125,7 @@ def explain_log(log: Log, *, source: str, settings: str = "") -> Explanation | N
         message=first,
         others=tuple(message for message in log.messages if message is not first),
         device=first.device,
+        gpu_bytes=case.gpu_bytes,
         budget=tuple(_budget(case)),
         remedies=tuple(_remedies(case, verdict)),
         caveats=tuple(_caveats(case, log)),

@@ -188,6 +188,7 @@ class _Case:
             confidence="measured",
             reasons=tuple(reasons),
             device=self.device.device,
+            gpu_bytes=self.gpu_bytes or self.moment.budget_bytes,
             budget=tuple(self._budget()),
             gate=self._gate(),
             holders=tuple(holders_of(self.live, self.naming)),

@@ -88,6 +88,7 @@ class Explanation:
     message: OomMessage | None = None
     others: tuple[OomMessage, ...] = ()  # of other ranks, or of other moments
     device: int | None = None
+    gpu_bytes: int | None = None  # of the GPU, without what other processes hold
     budget: tuple[Share, ...] = ()
     gate: Gate | None = None
     holders: tuple[Holder, ...] = ()
