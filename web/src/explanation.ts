@@ -2,16 +2,13 @@
 
 import { h, styled, svg } from "./dom";
 import { section } from "./frame";
+import { type Recording, chosen, fill, momentAt, paths, placeOf, rangeOf, resolutionOf, totalsOf } from "./recording_chart";
 import { bytes } from "./words";
+import { type View, spanOf, zoomable } from "./zoom";
 
 interface Held { name: string; size_bytes: number; parts: Held[] }
 interface Piece { size_bytes: number; category: number | null }
-interface Picture {
-  categories: string[];
-  events: number[];
-  live_bytes: number[][];
-  reserved_bytes: number[];
-  num_events: number;
+interface Picture extends Recording {
   at: number;
   budget_bytes: number | null;
   requested_bytes: number | null;
@@ -38,13 +35,8 @@ export interface Explained {
   picture: Picture;
 }
 
-const FILLS = ["activations", "parameters", "optimizer", "gradients", "temporaries", "inputs", "workspace", "cuda-context"];
-const fill = (category: number): string => `var(--c-${FILLS[category] ?? "other"})`;
-const WIDTH = 1000;
-
 export function showExplanation(root: HTMLElement, { explanation: found, picture }: Explained): void {
   document.title = found.sentence;
-  const read = h("p", { class: "read", "aria-live": "polite" });
   const parts: (HTMLElement | null)[] = [
     h(
       "header",
@@ -53,10 +45,10 @@ export function showExplanation(root: HTMLElement, { explanation: found, picture
       h("h1", { id: "answer" }, found.sentence),
       h("ul", { class: "reasons" }, ...found.reasons.map((reason) => h("li", {}, reason))),
     ),
-    section("Memory over the recording", timeline(picture, found.remedies), legend(picture)),
-    picture.segments.length ? section("Where it lay", toScale(picture), layout(picture), read) : null,
-    section("Who held it", treemap(picture)),
-    section("Who held it, by call", flames(picture)),
+    section("Memory over the recording", timeline(picture, found.remedies), legend(picture), h("p", { class: "note" }, resolutionOf(picture))),
+    picture.segments.length ? section("Where it lay", toScale(picture), layout(picture)) : null,
+    section("Who held it", fitted((width) => treemap(picture, width))),
+    section("Who held it, by call", fitted((width) => flames(picture, width))),
     found.growth.length ? section("What grew", growth(found.growth)) : null,
     found.remedies.length ? section("What would have avoided it", ...remedies(found)) : null,
     section("Memory", budget(found.budget)),
@@ -68,42 +60,58 @@ export function showExplanation(root: HTMLElement, { explanation: found, picture
   root.replaceChildren(h("main", {}, ...parts));
 }
 
-const drawn = (height: number, label: string, ...children: Node[]): SVGSVGElement =>
-  svg("svg", { class: "drawn", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, ...children);
+const drawn = (width: number, height: number, label: string, ...children: Node[]): SVGSVGElement =>
+  svg("svg", { class: "drawn", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, ...children);
 
-/** Stacked categories over events; the budget, what settings would need, and the moment. */
-function timeline(picture: Picture, tried: Remedy[]): SVGSVGElement {
-  const height = 300;
-  const { events, live_bytes: live, reserved_bytes: reserved, budget_bytes: limit } = picture;
-  const wanted = tried.filter((one) => one.source === "replay" && one.needed_bytes);
-  const top = 1.06 * Math.max(...reserved, limit ?? 0, ...wanted.map((one) => one.needed_bytes ?? 0), 1);
-  const x = (event: number): number => (WIDTH * (event + 1)) / (picture.num_events + 1);
-  const y = (size: number): number => height - (height * size) / top;
-  const below = events.map(() => 0);
-  const areas = live.map((sizes, category) => {
-    const bottom = events.map((event, i) => `${x(event).toFixed(1)} ${y(below[i] ?? 0).toFixed(1)}`);
-    sizes.forEach((size, i) => { below[i] = (below[i] ?? 0) + size; });
-    const edge = events.map((event, i) => `${x(event).toFixed(1)} ${y(below[i] ?? 0).toFixed(1)}`);
-    const path = svg("path", { d: `M${edge.join("L")}L${bottom.reverse().join("L")}Z` });
-    path.style.fill = fill(category);
-    path.append(svg("title", {}, picture.categories[category] ?? ""));
-    return path;
-  });
-  const line = events.map((event, i) => `${x(event).toFixed(1)} ${y(reserved[i] ?? 0).toFixed(1)}`);
-  const marks: Node[] = [svg("path", { class: "reserved", d: `M${line.join("L")}` })];
-  if (limit !== null) marks.push(...rule(y(limit), `for PyTorch: ${bytes(limit)}`, "rule"));
-  for (const one of wanted.slice(0, 1)) {
-    marks.push(...rule(y(one.needed_bytes ?? 0), `needed ${one.name}: ${bytes(one.needed_bytes ?? 0)}`, "here", WIDTH - 4));
-  }
-  const at = x(picture.at);
-  marks.push(svg("path", { class: "here", d: `M${at} 0V${height}` }));
-  return drawn(height, "live memory by category over the recorded events", ...areas, ...marks);
+/** A drawing in its real width: its words are as large on a phone as on a desk. */
+function fitted(draw: (width: number) => SVGSVGElement): HTMLElement {
+  const frame = h("div", {}, draw(1000));
+  let width = 1000;
+  new ResizeObserver(() => {
+    if (!frame.clientWidth || frame.clientWidth === width) return;
+    width = frame.clientWidth;
+    frame.replaceChildren(draw(width));
+  }).observe(frame);
+  return frame;
 }
 
-function rule(y: number, words: string, kind: string, x = 4): Node[] {
-  const text = svg("text", { x, y: y - 4, "text-anchor": x > 500 ? "end" : "start" }, words);
+const FEWEST_EVENTS = 12; // in the closest view of the timeline
+
+/** Stacked categories over events; the budget, what settings would need, and the moment. */
+function timeline(picture: Picture, tried: Remedy[]): HTMLElement {
+  const height = 300;
+  const { reserved_bytes: reserved, budget_bytes: limit, events } = picture;
+  const totals = totalsOf(picture);
+  const [wanted] = tried.filter((one) => one.source === "replay" && one.needed_bytes);
+  const needed = wanted?.needed_bytes ?? 0;
+  const highest = [reserved, totals].flat().reduce((most, size) => Math.max(most, size), 1);
+  const top = 1.06 * Math.max(highest, limit ?? 0, needed);
+  const y = (size: number): number => height - (height * size) / top;
+  const label = "live memory by category over the recorded events";
+  return zoomable({
+    label,
+    whole: "whole recording",
+    least: FEWEST_EVENTS / (picture.num_events + 1),
+    marks: true,
+    range: (view) => rangeOf(picture, totals, view),
+    at: (view, share) => momentAt(picture, view.from + share * spanOf(view)),
+    draw(view, width) {
+      const x = (event: number): number => (width * (placeOf(event, picture) - view.from)) / spanOf(view);
+      const points = chosen(picture, totals, view, width);
+      const next = events[(points[points.length - 1] ?? 0) + 1] ?? picture.num_events;
+      const marks: Node[] = paths(picture, points, x, x(next), y);
+      if (limit !== null) marks.push(...rule(y(limit), width, `for PyTorch: ${bytes(limit)}`, "rule", 4));
+      if (wanted) marks.push(...rule(y(needed), width, `needed ${wanted.name}: ${bytes(needed)}`, "here", width - 4));
+      marks.push(svg("path", { class: "here", d: `M${x(picture.at)} 0V${height}` }));
+      return drawn(width, height, label, ...marks);
+    },
+  });
+}
+
+function rule(y: number, width: number, words: string, kind: string, x: number): Node[] {
+  const text = svg("text", { x, y: y - 4, "text-anchor": x > width / 2 ? "end" : "start" }, words);
   text.style.fill = "var(--ink)";
-  return [svg("path", { class: kind, d: `M0 ${y}H${WIDTH}` }), text];
+  return [svg("path", { class: kind, d: `M0 ${y}H${width}` }), text];
 }
 
 const legend = (picture: Picture): HTMLElement =>
@@ -112,7 +120,7 @@ const legend = (picture: Picture): HTMLElement =>
     { class: "legend" },
     ...picture.categories.map((name, category) =>
       h("li", {}, styled(h("i", {}), { background: fill(category) }), name)),
-    h("li", {}, "black line: reserved by PyTorch; dashed: the moment that is explained"),
+    h("li", {}, "thin line: reserved by PyTorch; dashed: the moment that is explained"),
   );
 
 /** The request that failed beside the largest hole, on one scale. */
@@ -126,49 +134,80 @@ function toScale(picture: Picture): HTMLElement {
 }
 
 /** Segments one after the other, on as many rows as they need; holes are empty. */
-function layout(picture: Picture): SVGSVGElement {
-  const pieces = picture.segments.flat();
-  const total = pieces.reduce((sum, piece) => sum + piece.size_bytes, 0);
+function layout(picture: Picture): HTMLElement {
+  const pieces = picture.segments.flatMap((segment, number) => segment.map((piece) => ({ ...piece, segment: number })));
+  let total = 0;
+  const starts = pieces.map(({ size_bytes: size }) => (total += size) - size);
+  const sizes = picture.segments.map((segment) => segment.reduce((sum, piece) => sum + piece.size_bytes, 0));
   const rows = Math.min(Math.max(Math.ceil(pieces.length / 60), 8), 24);
-  const perRow = total / rows;
   const [tall, gap] = [18, 4];
-  const shapes: Node[] = [];
-  let at = 0;
-  for (const piece of pieces) {
-    let left = piece.size_bytes;
-    while (left > perRow * 1e-6) {
-      const row = Math.min(Math.floor(at / perRow + 1e-9), rows - 1);
-      const part = row === rows - 1 ? left : Math.min(left, (row + 1) * perRow - at);
-      const shape = svg("rect", {
-        x: ((WIDTH * (at - row * perRow)) / perRow).toFixed(2),
-        y: row * (tall + gap),
-        width: ((WIDTH * part) / perRow).toFixed(2),
-        height: tall,
-        class: piece.category === null ? "hole" : "",
-      });
-      if (piece.category !== null) shape.style.fill = fill(piece.category);
-      const name = piece.category === null ? "hole" : (picture.categories[piece.category] ?? "");
-      shape.append(svg("title", {}, `${name}: ${bytes(piece.size_bytes)}`));
-      shapes.push(shape);
-      at += part;
-      left -= part;
+  const height = rows * (tall + gap) - gap;
+  const label = "the segments, block by block";
+  const name = (category: number | null): string =>
+    category === null ? "hole" : (picture.categories[category] ?? "");
+
+  /** The last piece that begins at or before this byte. */
+  const pieceAt = (byte: number): number => {
+    let [low, high] = [0, starts.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (starts[middle]! <= byte) low = middle + 1;
+      else high = middle;
     }
+    return Math.max(low - 1, 0);
+  };
+  return zoomable({
+    label,
+    whole: "all segments",
+    least: (rows * CLOSEST_ROW_BYTES) / total,
+    shareAt: (x, y) => (Math.min(Math.max(Math.floor(y * rows), 0), rows - 1) + x) / rows,
+    range: (view) => (spanOf(view) === 1
+      ? `All ${bytes(total)} in ${picture.segments.length.toLocaleString("en")} segments`
+      : `${bytes(spanOf(view) * total)} of ${bytes(total)}`),
+    at(view, share) {
+      const piece = pieces[pieceAt((view.from + share * spanOf(view)) * total)];
+      if (!piece) return "";
+      return `${name(piece.category)}: ${bytes(piece.size_bytes)}, in segment ${piece.segment + 1} of ${bytes(sizes[piece.segment] ?? 0)}`;
+    },
+    draw: (view, width) => drawn(width, height, label, ...blocks(view, width)),
+  });
+
+  function blocks({ from, to }: View, width: number): Node[] {
+    const [begin, end] = [from * total, to * total];
+    const perRow = (end - begin) / rows;
+    const shapes: Node[] = [];
+    const edges: string[] = [];
+    for (let i = pieceAt(begin); i < pieces.length && starts[i]! < end; i++) {
+      const piece = pieces[i]!;
+      const until = Math.min(starts[i]! + piece.size_bytes, end);
+      for (let at = Math.max(starts[i]!, begin); until - at > perRow * 1e-6; ) {
+        const row = Math.min(Math.floor((at - begin) / perRow + 1e-9), rows - 1);
+        const part = row === rows - 1 ? until - at : Math.min(until, begin + (row + 1) * perRow) - at;
+        const x = (width * (at - begin - row * perRow)) / perRow;
+        if (at === starts[i] && piece.segment !== pieces[i - 1]?.segment) edges.push(`M${x.toFixed(2)} ${row * (tall + gap) - 2}v${tall + 4}`);
+        const shape = svg("rect", { x: x.toFixed(2), y: row * (tall + gap), width: ((width * part) / perRow).toFixed(2), height: tall, class: piece.category === null ? "hole" : "" });
+        if (piece.category !== null) shape.style.fill = fill(piece.category);
+        shapes.push(shape);
+        at += part;
+      }
+    }
+    return [...shapes, svg("path", { class: "edge", d: edges.join("") })];
   }
-  return drawn(rows * (tall + gap) - gap, "the segments, block by block", ...shapes);
 }
+const CLOSEST_ROW_BYTES = 2 ** 18;
 
 /** Rectangles in proportion: categories, and their lines within. */
-function treemap(picture: Picture): SVGSVGElement {
+function treemap(picture: Picture, whole: number): SVGSVGElement {
   const height = 260;
   const shapes: Node[] = [];
   const numbers = new Map(picture.categories.map((name, number) => [name, number]));
-  divide(picture.by_category, 0, 0, WIDTH, height, (held, x, y, width, tall) => {
+  divide(picture.by_category, 0, 0, whole, height, (held, x, y, width, tall) => {
     const colour = fill(numbers.get(held.name) ?? -1);
     divide(held.parts.length ? held.parts : [held], x, y, width, tall, (line, left, top, wide, high) => {
       shapes.push(box(left, top, wide, high, colour, `${held.name}: ${line.name}: ${bytes(line.size_bytes)}`, line.name.slice(line.name.lastIndexOf("/") + 1)));
     });
   });
-  return drawn(height, "held memory by category and line", ...shapes);
+  return drawn(whole, height, "held memory by category and line", ...shapes);
 }
 
 type Place = (held: Held, x: number, y: number, width: number, height: number) => void;
@@ -202,13 +241,13 @@ function box(x: number, y: number, width: number, height: number, colour: string
 }
 
 /** The call tree of what is held, the outermost call on top; as wide as what it holds. */
-function flames(picture: Picture): SVGSVGElement {
+function flames(picture: Picture, whole: number): SVGSVGElement {
   const shapes: Node[] = [];
   let deepest = 0;
   const total = picture.by_stack.reduce((sum, one) => sum + one.size_bytes, 0) || 1;
   const draw = (held: Held[], x: number, depth: number): void => {
     for (const one of held) {
-      const width = (WIDTH * one.size_bytes) / total;
+      const width = (whole * one.size_bytes) / total;
       deepest = Math.max(deepest, depth);
       shapes.push(box(x, depth * 19, width, 18, FLAMES[depth % FLAMES.length] ?? "", `${one.name}: ${bytes(one.size_bytes)}`, one.name));
       draw(one.parts, x, depth + 1);
@@ -216,7 +255,7 @@ function flames(picture: Picture): SVGSVGElement {
     }
   };
   draw(picture.by_stack, 0, 0);
-  return drawn((deepest + 1) * 19, "held memory by call", ...shapes);
+  return drawn(whole, (deepest + 1) * 19, "held memory by call", ...shapes);
 }
 const FLAMES = ["var(--c-activations)", "var(--c-temporaries)", "var(--c-workspace)"];
 
@@ -245,6 +284,7 @@ function remedies(found: Explained["explanation"]): HTMLElement[] {
   const said = gate === null ? "" : `The replay put ${gate.num_exact.toLocaleString("en")} of ${gate.num_recorded.toLocaleString("en")} recorded allocations at their addresses.`;
   const verdict = (helps: boolean | null): HTMLElement =>
     h("td", { class: helps === null ? "" : helps ? "yes" : "no" }, helps === null ? "?" : helps ? "yes" : "no");
-  const rows = found.remedies.map((one) => [one.name, figure(one.needed_bytes), verdict(one.helps), one.cost, one.source]);
+  const words = (text: string): HTMLElement => h("td", { class: "words" }, text);
+  const rows = found.remedies.map((one) => [one.name, figure(one.needed_bytes), verdict(one.helps), words(one.cost), words(one.source)]);
   return [h("p", { class: "read" }, said), table(["", "needs", "helps", "cost", "by"], rows)];
 }
