@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from snapshots.written import Writer, training, write
 
+from oomph.explaining import picture as picture_module
 from oomph.explaining.holdings import allocations_of
 from oomph.explaining.snapshot import draw_snapshot
 from oomph.predicting.allocator_settings import AllocatorSettings
@@ -27,8 +28,9 @@ def drawn(tmp_path: Path, writer: Writer) -> Picture:
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_the_timeline_keeps_every_column_exact_and_its_peak(
-    tmp_path: Path, settings: AllocatorSettings
+    tmp_path: Path, settings: AllocatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(picture_module, "_NUM_COLUMNS", 800)
     writer = training(steps=12, layers=12, settings=settings)
     picture = drawn(tmp_path, writer)
     assert len(picture.events) <= 800 < picture.num_events

@@ -11,7 +11,7 @@ from oomph.predicting.recorded import RESERVES, Record
 from oomph.records.picture import Held, Picture, Piece
 from oomph.records.snapshot import DeviceSnapshot, Snapshot
 
-_NUM_COLUMNS = 800
+_NUM_COLUMNS = 4000  # moments of the timeline: a page of 12 categories stays below 1 MB
 _MOST_PIECES = 4000
 _MOST_DEPTH = 24
 _LEAST_RATIO = 0.002  # of all that is held: less is not drawn
