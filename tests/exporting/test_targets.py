@@ -126,6 +126,8 @@ class TestHuggingFace:
 
 
 class TestLightning:
+    # Where Slurm is installed, Lightning says so.
+    @pytest.mark.filterwarnings("ignore:The `srun` command is available")
     @every_way
     def test_the_trainer_takes_it(self, settings: dict[str, Any], tmp_path: Path) -> None:
         lightning = pytest.importorskip("pytorch_lightning")

@@ -99,6 +99,31 @@ def test_a_step_that_ran_out_of_memory_is_measured_by_the_pieces_that_fitted() -
     assert measured(step) == pytest.approx(direct(), rel=CLOSE)
 
 
+@pytest.mark.parametrize("op", ["zeros", "dot", "tensor", "zeros_like"])
+@pytest.mark.usefixtures("every_step")
+def test_memory_that_runs_out_in_measuring_ends_no_step(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, num_raised = getattr(torch, op), 0
+
+    def without_memory(*arguments: Any, **options: Any) -> Any:
+        nonlocal num_raised
+        if sys._getframe(1).f_globals["__name__"] == noise_meter.__name__:
+            num_raised += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return real(*arguments, **options)
+
+    step, quiet = stepper(lr=0.1, micro_batch=8), stepper(lr=0.1, micro_batch=8, noise_scale="off")
+    monkeypatch.setattr(torch, op, without_memory)
+    train(step, 3)
+    train(quiet, 3)
+    assert num_raised > 0
+    assert step.result.num_ooms == 0
+    assert step.noise_scale is None
+    pairs = zip(step.model.parameters(), quiet.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_measure_the_noise_scale_of_the_whole_batch(num_ranks: int, tmp_path: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]

@@ -8,13 +8,15 @@ somebody asks, so that training does not wait for it. Gradients are read and nev
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from oomph.errors import UsageError
+from oomph.out_of_memory import is_out_of_memory
 from oomph.records.stability import NoiseScale
 from oomph.stability.noise import NoiseEstimate, Sample
 
@@ -93,10 +95,21 @@ class NoiseMeter:
         if self._open is not None and self._open.is_probe:
             return
         self._unhook()
-        if self.is_on and not self._rows.numel():
-            self._prepare()  # in the first step: later ones take no more memory
-        if self.is_due and may_measure:
-            self._hook()
+        with self._without_memory_unmeasured():
+            if self.is_on and not self._rows.numel():
+                self._prepare()  # in the first step: later ones take no more memory
+            if self.is_due and may_measure:
+                self._hook()
+
+    @contextmanager
+    def _without_memory_unmeasured(self) -> Iterator[None]:
+        """Give up measuring this step if memory runs out here; the training goes on."""
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._unhook()
 
     def piece(self, num: int, weight: float) -> None:
         """Begin a piece of `num` examples; its gradient is that of its mean times `weight`."""
@@ -189,7 +202,8 @@ class NoiseMeter:
             self._spoil()
             return
         try:
-            if gradient.dtype is total.dtype and gradient.is_contiguous():
+            is_on_host = gradient.device.type == "cpu"  # on a GPU, dot takes cuBLAS's workspace
+            if is_on_host and gradient.dtype is total.dtype and gradient.is_contiguous():
                 flat = gradient.detach().view(-1)
                 torch.dot(flat, flat, out=self._square)
             else:
@@ -197,8 +211,10 @@ class NoiseMeter:
                     gradient.detach(), dtype=total.dtype, out=self._square
                 ).square_()
             total.add_(self._square, alpha=factor)
-        except torch.OutOfMemoryError:  # by a kernel's own workspace; training goes on without
-            self._spoil()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._spoil()  # a kernel's own workspace did not fit; training goes on without
 
     def _spoil(self) -> None:
         if self._open is not None:
@@ -216,6 +232,13 @@ class NoiseMeter:
 
         All ranks return one or none does; a part that is not known is not a number.
         """
+        if num_ranks > 1:  # where memory runs out on one of them, no rank steps
+            return self._part(num_ranks)
+        with self._without_memory_unmeasured():
+            return self._part(num_ranks)
+        return None
+
+    def _part(self, num_ranks: int) -> torch.Tensor | None:
         is_probed = self._open is not None and self._open.is_probe
         if not (self.is_due or is_probed):
             return None
@@ -233,9 +256,12 @@ class NoiseMeter:
         factor: what the gradients have been multiplied by since the pieces.
         """
         at, self.num_steps = self._open, self.num_steps + 1
-        if part is None or at is None or at.num_pieces == 0:
-            self._unhook()
-            return
+        if part is not None and at is not None and at.num_pieces > 0:
+            with self._without_memory_unmeasured():
+                self._keep(at, part, factor)
+        self._unhook()
+
+    def _keep(self, at: _Open, part: torch.Tensor, factor: float) -> None:
         parameters = [p for p in self._parameters() if id(p) in self._hooked]
         whole = torch.zeros_like(self._sum)
         for parameter in parameters:
@@ -248,7 +274,6 @@ class NoiseMeter:
             self._num_rows += 1
             if self._num_rows == _MOST_ROWS:
                 self._take_in()
-        self._unhook()
 
     def samples(self) -> list[Sample]:
         """Return what was measured since the last call; waits for the GPU if there is anything."""
