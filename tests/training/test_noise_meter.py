@@ -118,6 +118,7 @@ def test_memory_that_runs_out_in_measuring_ends_no_step(
     train(step, 3)
     train(quiet, 3)
     assert num_raised > 0
+    assert step.result is not None
     assert step.result.num_ooms == 0
     assert step.noise_scale is None
     pairs = zip(step.model.parameters(), quiet.model.parameters(), strict=True)
