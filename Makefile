@@ -55,7 +55,7 @@ test-schedulers: $(VENV)/.installed-dev ## jobs of real Slurm and Grid Engine da
 	@{ command -v slurmctld && command -v slurmd && command -v sge_qmaster; } >/dev/null || { test "$$(id -u)" = 0 \
 	  && command -v apt-get >/dev/null && { $(APT) $(SCHEDULERS) || { apt-get update -qq && $(APT) $(SCHEDULERS); }; } >/dev/null; } \
 	  || echo 'Slurm or Grid Engine is missing and cannot be installed by this user: its tests are skipped'
-	$(BIN)/python -m pytest -m schedulers tests/launching/test_schedulers.py
+	$(BIN)/python -m pytest --reruns 1 -m schedulers tests/launching/test_schedulers.py
 
 test-python: ## the tests on another Python, in a venv of its own: make test-python PYTHON=python3.12
 	$(MAKE) test VENV=.venv-$(notdir $(PYTHON))
