@@ -161,7 +161,7 @@ WAYS: dict[str, Callable[[Job], Callable[[], Any]]] = {
     "the loop by hand": by_hand,
     "oomph.Stepper, step(batch)": by_stepper,
     "the same, noise scale and watch off": by_unwatched,
-    "the same, noise scale measured (1 step in 10)": by_measured_step,
+    "the same, noise scale measured (1 step in 50)": by_measured_step,
     "oomph.Stepper, step.micro(batch)": by_micro,
     "accelerate, accumulate()": by_accelerate,
 }
